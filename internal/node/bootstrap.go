@@ -1,0 +1,257 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/allocnode/allocnode/apply"
+	"github.com/allocnode/allocnode/internal/wire"
+	"github.com/allocnode/allocnode/jetstream"
+)
+
+// hello is what a node answers on the internal subject <prefix>.node.hello: whether it may be taken for one that never
+// had a log.
+type hello struct {
+	Node    string  `json:"node"`
+	Catalog wire.ID `json:"catalog"`
+	Empty   bool    `json:"empty"` // the catalog has never held anything
+	Cluster wire.ID `json:"cluster,omitzero"`
+	Cursor  uint64  `json:"cursor"`
+}
+
+func helloSubject(prefix string) string { return prefix + ".node.hello" }
+
+// bootLog is what the creation of a log needs of it.
+type bootLog interface {
+	Identity(ctx context.Context) (jetstream.Identity, error)
+	Create(ctx context.Context, clusterID wire.ID, epoch uint64) (jetstream.Identity, error)
+	AppendFirst(ctx context.Context, msgID string, data []byte) error
+}
+
+// bootstrap finds the log, or creates it where it is certain that there never was one.
+//
+// The rule (DESIGN 8): every named node answers that its catalog is empty, counted once each, after the stream exists and
+// again immediately before the genesis, which goes in only as the very first message. An empty stream alone is no
+// permission: it may be one that was lost. Several nodes may run this at once; the log takes one genesis.
+type bootstrap struct {
+	self      hello
+	nodes     []string
+	clusterID wire.ID // configured: then the log is never created
+	genesis   wire.Genesis
+	defaults  wire.Settings
+	entryID   wire.EntryID
+	log       bootLog
+	ask       func(ctx context.Context) ([]hello, error)
+	await     func(why string)
+	logger    *slog.Logger
+}
+
+// askPause is the time between two looks at a log that is not there yet.
+const askPause = 200 * time.Millisecond
+
+// run returns the identity of a log that has its genesis, or the reason why this node must fence. It waits until ctx ends.
+func (b *bootstrap) run(ctx context.Context) (id jetstream.Identity, fence string, err error) {
+	var gone time.Time // since when a log that this node remembers has been missing
+	for {
+		id, err := b.look(ctx)
+		var config *jetstream.StreamConfigError
+		switch {
+		case err == nil && id.LastSeq > 0:
+			return id, b.contradiction(id), nil
+		case errors.As(err, &config):
+			return jetstream.Identity{}, config.Error(), nil
+		case err != nil && !errors.Is(err, jetstream.ErrNoStream):
+			b.await(fmt.Sprintf("waiting for the log: %v", err))
+			gone = time.Time{}
+		case !b.self.Empty:
+			// JetStream's leader says so, but may have only just come up: it must go on saying so.
+			if gone.IsZero() {
+				gone = time.Now()
+			}
+			what := "the log is gone: there is no stream"
+			if err == nil {
+				what = "the log is empty"
+			}
+			what = fmt.Sprintf("%s, but this node has applied seq %d of cluster %s", what, b.self.Cursor, b.self.Cluster)
+			b.await(what)
+			if time.Since(gone) > 10*time.Second {
+				return jetstream.Identity{}, what, nil
+			}
+		case !b.clusterID.IsZero():
+			b.await(fmt.Sprintf("waiting for the log of cluster %s: cluster_id is set, so it is not created", b.clusterID))
+		default:
+			why, err := b.create(ctx, id, err == nil)
+			if err != nil {
+				return jetstream.Identity{}, "", err
+			}
+			if why != "" {
+				b.await(why)
+			} else {
+				continue
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return jetstream.Identity{}, "", context.Cause(ctx)
+		case <-time.After(askPause):
+		}
+	}
+}
+
+func (b *bootstrap) look(ctx context.Context) (jetstream.Identity, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	return b.log.Identity(ctx)
+}
+
+// contradiction is why the log that was found cannot be this node's.
+func (b *bootstrap) contradiction(id jetstream.Identity) string {
+	switch {
+	case !b.clusterID.IsZero() && id.ClusterID != b.clusterID:
+		return fmt.Sprintf("the log here is of cluster %s, cluster_id is set to %s", id.ClusterID, b.clusterID)
+	case !b.self.Empty && id.ClusterID != b.self.Cluster:
+		return fmt.Sprintf("the log here is of cluster %s, this node's data are of cluster %s", id.ClusterID, b.self.Cluster)
+	}
+	return ""
+}
+
+// create takes one step: the stream, if there is none, or the genesis. It returns what it waits for, or "" when the step
+// is done.
+func (b *bootstrap) create(ctx context.Context, id jetstream.Identity, exists bool) (why string, err error) {
+	if why := b.allEmpty(ctx); why != "" {
+		return why, nil
+	}
+	tryCtx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if !exists {
+		b.logger.Info("every named node is empty: create the log", "nodes", b.nodes)
+		if _, err := b.log.Create(tryCtx, wire.NewID(), 1); err != nil {
+			return fmt.Sprintf("creating the log: %v", err), nil
+		}
+		return "", nil
+	}
+	// The stream exists. Those who answered empty before it did are asked again: one that comes with a catalog may have
+	// joined meanwhile.
+	if why := b.allEmpty(ctx); why != "" {
+		return why, nil
+	}
+	g := b.genesis
+	g.Epoch, g.Created, g.Nodes = id.Epoch, id.Created.UnixNano(), b.nodes
+	entry := wire.AppendHeader(nil, &wire.Header{
+		ClusterID: id.ClusterID, Level: wire.Level, Node: []byte(b.self.Node), ID: b.entryID, Defaults: b.defaults,
+	})
+	entry = wire.AppendOp(entry, &wire.Op{Kind: wire.KindGenesis, Genesis: &g})
+	wire.Seal(entry)
+	if err := wire.DecodeEntry(entry, &wire.Entry{}); err != nil {
+		return "", fmt.Errorf("the genesis that this configuration makes: %w", err) // it could never be taken back
+	}
+	err = b.log.AppendFirst(tryCtx, b.entryID.String(), entry)
+	switch {
+	case err == nil:
+		b.logger.Info("created the log", "cluster", id.ClusterID)
+		return "", nil
+	case errors.Is(err, jetstream.ErrNotEmpty):
+		return "", nil // another node was first
+	}
+	return fmt.Sprintf("writing the genesis: %v", err), nil
+}
+
+// allEmpty asks every named node. It returns "" when each has answered, once, that it never had a log.
+func (b *bootstrap) allEmpty(ctx context.Context) (why string) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	answers, err := b.ask(ctx)
+	if err != nil {
+		return fmt.Sprintf("asking the named nodes: %v", err)
+	}
+	return judge(b.nodes, answers)
+}
+
+// judge counts answers for the named nodes. Silence is no answer, two catalogs under one name are none either.
+func judge(nodes []string, answers []hello) (why string) {
+	catalogs := make(map[string]wire.ID)
+	for _, a := range answers {
+		first, again := catalogs[a.Node]
+		switch {
+		case !slices.Contains(nodes, a.Node):
+			return fmt.Sprintf("the node %s answers, but is not named in nodes: the configurations differ", a.Node)
+		case again && first != a.Catalog:
+			return fmt.Sprintf("two nodes go by the name %s: each needs its own", a.Node)
+		case !a.Empty:
+			return fmt.Sprintf("the node %s remembers cluster %s up to seq %d: the log must not be created anew", a.Node, a.Cluster, a.Cursor)
+		}
+		catalogs[a.Node] = a.Catalog
+	}
+	var missing []string
+	for _, n := range nodes {
+		if _, ok := catalogs[n]; !ok {
+			missing = append(missing, n)
+		}
+	}
+	if len(missing) > 0 {
+		return "creating the log needs every named node, once: waiting for " + strings.Join(missing, ", ")
+	}
+	return ""
+}
+
+// answerHellos answers for as long as the subscription lives. The witness counts: a catalog that lost its state once held
+// a log.
+func answerHellos(nc *nats.Conn, prefix string, self func() hello) (*nats.Subscription, error) {
+	return nc.Subscribe(helloSubject(prefix), func(m *nats.Msg) {
+		if b, err := json.Marshal(self()); err == nil && m.Reply != "" {
+			_ = m.Respond(b) // who asks will ask again
+		}
+	})
+}
+
+// askHellos collects answers until each of the named nodes has answered, and then for a moment longer, since two may go by
+// one name; or until ctx ends.
+func askHellos(ctx context.Context, nc *nats.Conn, prefix string, nodes []string) ([]hello, error) {
+	inbox := nc.NewInbox()
+	sub, err := nc.SubscribeSync(inbox)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	if err := nc.PublishRequest(helloSubject(prefix), inbox, nil); err != nil {
+		return nil, err
+	}
+	var answers []hello
+	named := make(map[string]bool)
+	for {
+		m, err := sub.NextMsgWithContext(ctx)
+		if err != nil {
+			return answers, nil // ctx ended, or nobody is there: what came is the answer
+		}
+		var h hello
+		if len(m.Data) == 0 || json.Unmarshal(m.Data, &h) != nil {
+			continue
+		}
+		answers = append(answers, h)
+		if slices.Contains(nodes, h.Node) {
+			named[h.Node] = true
+		}
+		if len(named) == len(nodes) {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, 50*time.Millisecond)
+			defer cancel()
+		}
+	}
+}
+
+// helloOf is what this node says of its catalog.
+func helloOf(node string, catalog wire.ID, witness, head apply.Head) hello {
+	known := witness
+	if known.Cursor < head.Cursor || known.ClusterID.IsZero() {
+		known = head
+	}
+	return hello{Node: node, Catalog: catalog, Empty: known == apply.Head{}, Cluster: known.ClusterID, Cursor: known.Cursor}
+}

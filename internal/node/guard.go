@@ -1,0 +1,142 @@
+package node
+
+import (
+	"sync"
+
+	"github.com/allocnode/allocnode"
+	"github.com/allocnode/allocnode/internal/propose"
+	"github.com/allocnode/allocnode/internal/wire"
+)
+
+// guard decides what the node may do now. It works the proposer's gate at once, from whatever goroutine the reason comes,
+// so that not one answer leaves after it; the service's subscriptions follow (see Node.serve).
+//
+// Reasons, strongest first; each is shown until it is lifted:
+//
+//	stopping   the process ends
+//	fenced     a proof against the log: for as long as the process lives
+//	halted     the catalog cannot be written, or an entry not be understood
+//	refused    the log does not accept this node: its name belongs to another catalog, or is not named
+//	checking   the check of DESIGN 8 is under way
+type guard struct {
+	mu       sync.Mutex        // guards all below; not held while the proposer is called
+	prop     *propose.Proposer // nil until the log is known
+	stopping bool
+	fence    string
+	halt     string
+	refusal  string
+	waiting  string // what a check, or the start, waits for
+	started  bool   // the log was opened: checking, no longer starting
+	checked  bool
+
+	changed chan struct{} // capacity 1
+}
+
+func newGuard() *guard {
+	return &guard{waiting: "starting", changed: make(chan struct{}, 1)}
+}
+
+func (g *guard) setProposer(p *propose.Proposer) { g.update(func() { g.prop = p }) }
+
+func (g *guard) proposer() *propose.Proposer {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.prop
+}
+
+func (g *guard) update(fn func()) {
+	g.mu.Lock()
+	fn()
+	g.mu.Unlock()
+	select {
+	case g.changed <- struct{}{}:
+	default:
+	}
+}
+
+// State is what the node does now, as wire.State… names it, and why it does not serve.
+func (g *guard) State() (state, reason string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.stopping:
+		return wire.StateStopping, "the node is stopping"
+	case g.fence != "":
+		return wire.StateFenced, g.fence
+	case g.halt != "":
+		return wire.StateHalted, g.halt
+	case g.refusal != "":
+		return wire.StateChecking, g.refusal
+	case g.checked:
+		return wire.StateServing, ""
+	case g.started:
+		return wire.StateChecking, g.waiting
+	}
+	return wire.StateStarting, g.waiting
+}
+
+// Fence stops issuing for good. The first reason is kept; Fence reports whether this was it.
+func (g *guard) Fence(reason string) (first bool) {
+	if prop := g.proposer(); prop != nil {
+		prop.Fence(allocnode.Errorf(allocnode.CodeFenced, "%s", reason))
+	}
+	g.update(func() {
+		if first = g.fence == ""; first {
+			g.fence = reason
+		}
+	})
+	return first
+}
+
+// Fenced reports whether Fence was called.
+func (g *guard) Fenced() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.fence != ""
+}
+
+// Halt refuses requests until Unhalt.
+func (g *guard) Halt(reason string) {
+	g.proposer().Refuse(allocnode.Errorf(allocnode.CodeUnavailable, "the node is halted: %s", reason))
+	g.update(func() { g.halt, g.checked = reason, false })
+}
+
+// Unhalt lifts Halt. The node serves again after its next check.
+func (g *guard) Unhalt() { g.update(func() { g.halt = "" }) }
+
+// Refuse refuses requests until a check is accepted.
+func (g *guard) Refuse(reason string) {
+	g.proposer().Refuse(allocnode.Errorf(allocnode.CodeUnavailable, "%s", reason))
+	g.update(func() { g.refusal, g.checked = reason, false })
+}
+
+// Hold begins a check: requests and answers wait. The ticket is for Open.
+func (g *guard) Hold(waiting string) (ticket uint64) {
+	ticket = g.proposer().Hold()
+	g.update(func() { g.checked, g.started, g.waiting = false, true, waiting })
+	return ticket
+}
+
+// Await says what the start, or the check under way, waits for.
+func (g *guard) Await(waiting string) { g.update(func() { g.waiting = waiting }) }
+
+// Open ends the check that began with the Hold that gave ticket, unless something came in between.
+func (g *guard) Open(ticket uint64) bool {
+	if !g.proposer().Open(ticket) {
+		return false
+	}
+	g.update(func() { g.checked, g.refusal = true, "" })
+	return true
+}
+
+// Listen reports whether the service should listen, given whether it does: a short check is waited out, so that requests
+// are late and not lost; a node that will not answer soon takes itself out.
+func (g *guard) Listen(now bool) bool {
+	state, _ := g.State()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return state == wire.StateServing || state == wire.StateChecking && g.refusal == "" && now
+}
+
+// Stop says that the process ends. What is under way may still be answered.
+func (g *guard) Stop() { g.update(func() { g.stopping = true }) }

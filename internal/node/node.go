@@ -1,0 +1,241 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/allocnode/allocnode/apply"
+	"github.com/allocnode/allocnode/internal/propose"
+	"github.com/allocnode/allocnode/internal/service"
+	"github.com/allocnode/allocnode/internal/wire"
+	"github.com/allocnode/allocnode/jetstream"
+	"github.com/allocnode/allocnode/kv"
+)
+
+// What the parts need of each other is what they offer.
+var (
+	_ propose.Log       = (*jetstream.Log)(nil)
+	_ logReader         = (*jetstream.Log)(nil)
+	_ leaderReader      = (*jetstream.Log)(nil)
+	_ bootLog           = (*jetstream.Log)(nil)
+	_ deltaStore        = (*kv.Committer)(nil)
+	_ controlProposer   = (*propose.Proposer)(nil)
+	_ service.Submitter = (*propose.Proposer)(nil)
+)
+
+// Node is one allocnode. New makes it, Run is its whole life.
+type Node struct {
+	cfg         Config
+	logger      *slog.Logger
+	incarnation wire.ID
+	server      *jetstream.Server
+	guard       *guard
+	link        link // service to the parts that exist once the log is known
+
+	started chan struct{} // closed when clients can connect
+	ready   chan struct{} // closed when it serves for the first time
+	once    sync.Once
+
+	catalog *kv.Catalog
+	store   *kv.Committer
+	svc     *service.Service
+}
+
+// New checks cfg. It starts nothing and touches no file.
+func New(cfg Config) (*Node, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	srv, err := jetstream.NewServer(jetstream.ServerConfig{
+		Options: cfg.Server, Name: cfg.Name, DataDir: cfg.DataDir, Host: cfg.Host, Port: cfg.Port,
+		ServiceAccount: cfg.Account, Logger: cfg.Logger.With("part", "nats"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Node{
+		cfg: cfg, logger: cfg.Logger, incarnation: wire.NewID(), server: srv, guard: newGuard(),
+		started: make(chan struct{}), ready: make(chan struct{}),
+	}, nil
+}
+
+// Started is closed when clients can connect to ClientURL.
+func (n *Node) Started() <-chan struct{} { return n.started }
+
+// Ready is closed when the node serves for the first time.
+func (n *Node) Ready() <-chan struct{} { return n.ready }
+
+// ClientURL is where clients connect, once Started.
+func (n *Node) ClientURL() string { return n.server.ClientURL() }
+
+// Run starts the node, and stops it in order when ctx ends: no more requests are taken, what was received is answered,
+// the catalog is brought up to date, the server leaves. A node that fences or halts stays up, to say so. Run returns an
+// error when the node could not start or could not go on.
+func (n *Node) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var watcher sync.WaitGroup
+	watcher.Go(func() {
+		select {
+		case err := <-n.server.Failed():
+			cancel(&serverError{err})
+		case <-ctx.Done():
+		}
+	})
+	err := n.run(ctx)
+	cancel(nil)
+	watcher.Wait()
+	var failed *serverError
+	if errors.As(context.Cause(ctx), &failed) && !errors.Is(err, failed.err) {
+		err = errors.Join(failed.err, err)
+	}
+	return err
+}
+
+// serverError is why the embedded server could not go on.
+type serverError struct{ err error }
+
+func (e *serverError) Error() string { return e.err.Error() }
+
+func (n *Node) run(ctx context.Context) (err error) {
+	lock, err := jetstream.LockDir(n.cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+
+	// Before the server: nats-server would delete the stream of a node that was alone and now has a cluster block.
+	machine, err := n.openCatalog()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.catalog.Close()) }()
+
+	if err := n.server.Start(ctx); err != nil {
+		return err
+	}
+	defer func() {
+		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
+		defer cancel()
+		err = errors.Join(err, n.server.Shutdown(stopCtx))
+	}()
+	logConn, svcConn, err := n.connect()
+	if err != nil {
+		return err
+	}
+	defer logConn.Close()
+	defer svcConn.Close()
+
+	log, err := jetstream.NewLog(logConn, n.logConfig(), n.cfg.Name)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	close(n.started)
+
+	self := helloOf(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), machine.Head())
+	if _, err := answerHellos(logConn, n.cfg.Prefix, n.hello(self)); err != nil {
+		return fmt.Errorf("answer other nodes: %w", err)
+	}
+	n.svc = service.New(svcConn, n.serviceConfig(), &n.link, operators{&n.link}, &n.link, n.Status)
+	if err := n.svc.Start(); err != nil {
+		return err
+	}
+	defer func() {
+		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		err = errors.Join(err, n.svc.Close(stopCtx))
+	}()
+
+	id, fence, err := n.bootstrap(logConn, log, self).run(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
+		return err
+	case fence != "":
+		n.fence(fence)
+		<-ctx.Done()
+		return nil
+	}
+	if err := jetstream.CheckSubjects(ctx, svcConn, n.cfg.Prefix); err != nil && ctx.Err() == nil {
+		return err
+	}
+	return n.replicate(ctx, machine, log, id)
+}
+
+// openCatalog opens the catalog and reads the state from it, or an empty one where the state was lost.
+func (n *Node) openCatalog() (*apply.Machine, error) {
+	var err error
+	n.catalog, err = kv.Open(filepath.Join(n.cfg.DataDir, "catalog"), kv.Identity{Node: n.cfg.Name, Clustered: n.cfg.clustered()}, n.logger.With("part", "catalog"))
+	if err != nil {
+		return nil, err
+	}
+	r := apply.NewRestorer()
+	head, err := n.catalog.Load(r.Add)
+	if err == nil {
+		var m *apply.Machine
+		if m, err = r.Machine(head); err == nil {
+			return m, nil
+		}
+	}
+	if !errors.Is(err, kv.ErrStateDropped) {
+		// The bytes are whole, but this build does not understand them: another version wrote them. The log tells.
+		if err = n.catalog.SetAside(err); err != nil {
+			return nil, errors.Join(err, n.catalog.Close())
+		}
+	}
+	n.logger.Warn("the state is rebuilt from the log")
+	return apply.New(), nil
+}
+
+func (n *Node) connect() (log, svc *nats.Conn, err error) {
+	if log, err = n.server.LogConn(nats.Name("allocnode log " + n.cfg.Name)); err != nil {
+		return nil, nil, err
+	}
+	if svc, err = n.server.ServiceConn(nats.Name("allocnode service " + n.cfg.Name)); err != nil {
+		log.Close()
+		return nil, nil, err
+	}
+	return log, svc, nil
+}
+
+func (n *Node) logConfig() jetstream.LogConfig {
+	c := jetstream.LogConfig{Prefix: n.cfg.Prefix, Replicas: 1}
+	if n.cfg.clustered() {
+		c.Replicas = 3
+	}
+	return c
+}
+
+func (n *Node) serviceConfig() service.Config {
+	return service.Config{
+		Prefix: n.cfg.Prefix, Node: n.cfg.Name, Version: n.cfg.Version,
+		AutoCreate: n.cfg.AutoCreate, Defaults: n.cfg.Defaults, Timeout: n.cfg.Timeout,
+	}
+}
+
+// hello is self until the replica lives, and then what it has applied: a node whose log came into being after its start
+// is not empty any more.
+func (n *Node) hello(self hello) func() hello {
+	return func() hello {
+		if parts := n.link.get(); parts != nil {
+			return helloOf(self.Node, self.Catalog, n.catalog.Witness(), parts.replica.Head())
+		}
+		return self
+	}
+}
+
+func (n *Node) bootstrap(nc *nats.Conn, log bootLog, self hello) *bootstrap {
+	return &bootstrap{
+		self: self, nodes: n.cfg.nodes(), clusterID: n.cfg.ClusterID, genesis: n.cfg.Genesis, defaults: n.cfg.Defaults,
+		entryID: wire.EntryID{Incarnation: wire.NewID(), Counter: 1}, log: log, await: n.guard.Await, logger: n.logger,
+		ask: func(ctx context.Context) ([]hello, error) { return askHellos(ctx, nc, n.cfg.Prefix, n.cfg.nodes()) },
+	}
+}

@@ -1,0 +1,242 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/allocnode/allocnode"
+	"github.com/allocnode/allocnode/apply"
+	"github.com/allocnode/allocnode/internal/propose"
+	"github.com/allocnode/allocnode/internal/wire"
+	"github.com/allocnode/allocnode/jetstream"
+	"github.com/allocnode/allocnode/kv"
+)
+
+// parts is what exists once the log is known.
+type parts struct {
+	cluster wire.ID
+	prop    *propose.Proposer
+	replica *replica
+	checker *checker
+	watch   *watch
+}
+
+// stage is some of the node's goroutines, which are stopped together.
+type stage struct {
+	cancel context.CancelFunc
+	group  *errgroup.Group
+	ended  <-chan struct{} // closed when one of them returned an error, or all were stopped
+}
+
+func startStage(ctx context.Context, runs ...func(context.Context) error) stage {
+	ctx, cancel := context.WithCancel(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	for _, run := range runs {
+		group.Go(func() error { return run(ctx) })
+	}
+	return stage{cancel, group, ctx.Done()}
+}
+
+// stop ends the stage's goroutines and waits for them.
+func (s stage) stop() error {
+	s.cancel()
+	return s.group.Wait()
+}
+
+// drainTimeout is how long a stopping node lets what it has received be answered. The log answers within milliseconds, or
+// there is no quorum and the deadline of each request is near.
+const drainTimeout = 4500 * time.Millisecond
+
+// replicate follows the log and serves until ctx ends. The parts stop in the order in which they feed one another, so that
+// what one of them has begun the next can finish.
+func (n *Node) replicate(ctx context.Context, machine *apply.Machine, log *jetstream.Log, id jetstream.Identity) error {
+	p := n.assemble(machine, log, id)
+	stopFeed, err := log.Feed(id.ClusterID, p.replica.Offer)
+	if err != nil {
+		return fmt.Errorf("subscribe to the log: %w", err)
+	}
+	defer stopFeed()
+	p.checker.Begin("start")
+	stopLeader, err := log.OnLeaderChange(func() { p.checker.Begin("the stream has a new leader") })
+	if err != nil {
+		return fmt.Errorf("subscribe to changes of the leader: %w", err)
+	}
+	defer stopLeader()
+	n.link.set(p)
+	if fence, ok := machine.Fence(); ok {
+		n.fence(fence.Reason)
+	}
+	if err := n.svc.StartOperators(id.ClusterID); err != nil {
+		return err
+	}
+
+	work := context.WithoutCancel(ctx)
+	store := startStage(work, n.store.Run)
+	core := startStage(work, p.prop.Run, p.replica.Run)
+	front := startStage(work, p.checker.Run, p.watch.Run, n.serve)
+	select {
+	case <-ctx.Done():
+	case <-store.ended:
+	case <-core.ended:
+	case <-front.ended:
+	}
+	n.logger.Info("stopping")
+	n.guard.Stop()
+	err = front.stop()
+	drainCtx, cancel := context.WithTimeout(work, drainTimeout)
+	defer cancel()
+	if drainErr := n.svc.Drain(drainCtx); drainErr != nil {
+		n.logger.Warn("stop serving", "error", drainErr)
+	}
+	return errors.Join(err, core.stop(), store.stop())
+}
+
+// assemble makes the parts and ties them together. It starts nothing.
+func (n *Node) assemble(machine *apply.Machine, log *jetstream.Log, id jetstream.Identity) *parts {
+	p := &parts{cluster: id.ClusterID}
+	n.store = kv.NewCommitter(n.catalog, kv.CommitterConfig{OnState: n.storeState})
+
+	cfg := propose.DefaultConfig()
+	cfg.Header = wire.Header{
+		ClusterID: id.ClusterID, Level: wire.Level, Node: []byte(n.cfg.Name), ID: wire.EntryID{Incarnation: n.incarnation},
+		AutoCreate: n.cfg.AutoCreate, Defaults: n.cfg.Defaults,
+	}
+	p.prop = propose.New(cfg, log,
+		func() (uint64, wire.Digest) { h := p.replica.Head(); return h.Cursor, h.Digest },
+		func(seq, cursor uint64) {
+			n.fence(fmt.Sprintf("the log lost entries: it stored an entry of this node at seq %d, which had applied seq %d", seq, cursor))
+		})
+	n.guard.setProposer(p.prop)
+
+	p.replica = newReplica(machine, log, n.store, replicaEvents{
+		fence: n.fence,
+		halt: func(err error) {
+			n.logger.Error("halted", "error", err)
+			n.guard.Halt(err.Error())
+		},
+		applied: p.prop.Applied,
+		checked: func(seq uint64, e *wire.Entry, op *wire.Op) { p.checker.Observe(seq, e, op) },
+	}, n.logger)
+	p.checker = newChecker(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), log, p.replica, p.prop, n.guard, n.logger)
+	p.watch = newWatch(n.cfg.Name, log, p.replica, p.checker)
+	log.OnAck(func(tag uint64, ack jetstream.Ack) {
+		p.prop.Acked(tag, ack.Seq, ack.Duplicate, ack.Err)
+		if ack.Err == nil {
+			p.replica.Expect(ack.Seq)
+		}
+	})
+	return p
+}
+
+// fence stops issuing for good, and says so.
+func (n *Node) fence(reason string) {
+	if n.guard.Fence(reason) {
+		n.logger.Error("fenced: this node issues no more ids", "reason", reason)
+	}
+}
+
+// storeState is told when the catalog can no longer be written, and when it can again.
+func (n *Node) storeState(err error) {
+	p := n.link.get()
+	switch {
+	case errors.Is(err, kv.ErrContradiction):
+		p.replica.Pause()
+		n.fence(err.Error())
+	case err != nil:
+		p.replica.Pause()
+		n.logger.Error("halted", "error", err)
+		n.guard.Halt(fmt.Sprintf("the catalog cannot be written: %v", err))
+	default:
+		p.replica.Resume()
+		n.guard.Unhalt()
+		p.checker.Begin("the catalog can be written again")
+	}
+}
+
+// serve has the service listen while the node may serve, and drains it while it may not, so that other nodes answer.
+func (n *Node) serve(ctx context.Context) error {
+	listening := false
+	for {
+		switch want := n.guard.Listen(listening); {
+		case want && !listening:
+			if err := n.svc.StartServing(n.link.get().cluster); err != nil {
+				return err
+			}
+			listening = true
+			n.once.Do(func() { close(n.ready) })
+		case !want && listening:
+			drainCtx, cancel := context.WithTimeout(ctx, drainTimeout)
+			if err := n.svc.Drain(drainCtx); err != nil {
+				n.logger.Warn("stop serving", "error", err)
+			}
+			cancel()
+			listening = false
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-n.guard.changed:
+		}
+	}
+}
+
+// link is how the service reaches the parts, from before they exist.
+type link struct{ parts atomic.Pointer[parts] }
+
+func (l *link) get() *parts  { return l.parts.Load() }
+func (l *link) set(p *parts) { l.parts.Store(p) }
+
+// Submit takes a user's request.
+func (l *link) Submit(r *propose.Request) {
+	if p := l.get(); p != nil {
+		p.prop.Submit(r)
+		return
+	}
+	r.Done(propose.Result{Err: allocnode.Errorf(allocnode.CodeUnavailable, "the node is starting")})
+}
+
+// operators is link for requests that a node takes which does not serve.
+type operators struct{ *link }
+
+// Submit takes an operator's request.
+func (o operators) Submit(r *propose.Request) {
+	if p := o.get(); p != nil {
+		p.prop.SubmitControl(r)
+		return
+	}
+	r.Done(propose.Result{Err: allocnode.Errorf(allocnode.CodeUnavailable, "the node is starting")})
+}
+
+// Info is the state of one sequence, as applied here.
+func (l *link) Info(name string) (info wire.SequenceInfo, ok bool) {
+	l.view(func(m *apply.Machine) { info, ok = m.Info(name) })
+	return info, ok
+}
+
+// List is a page of sequences, as applied here.
+func (l *link) List(after uint64, limit int) (page []wire.SequenceInfo, next uint64, total int) {
+	l.view(func(m *apply.Machine) {
+		page = m.List(nil, after, limit)
+		if total = m.Len(); after+uint64(len(page)) < uint64(total) {
+			next = after + uint64(len(page))
+		}
+	})
+	return page, next, total
+}
+
+// Cursor is the seq of the last entry applied here.
+func (l *link) Cursor() (cursor uint64) {
+	l.view(func(m *apply.Machine) { cursor = m.Head().Cursor })
+	return cursor
+}
+
+func (l *link) view(fn func(*apply.Machine)) {
+	if p := l.get(); p != nil {
+		p.replica.View(fn)
+	}
+}

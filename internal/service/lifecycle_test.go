@@ -1,0 +1,360 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/allocnode/allocnode"
+	"github.com/allocnode/allocnode/internal/wire"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+)
+
+// The micro protocol, as `nats micro` speaks it.
+func TestMicroProtocol(t *testing.T) {
+	f := start(t, true, nil)
+	f.request("alloc.reserve.a", "")
+	f.request("alloc.reserve.a", "0")
+
+	var ping micro.Ping
+	f.decode("$SRV.PING.allocnode", &ping)
+	if ping.Name != "allocnode" || ping.Version != "1.2.3" || ping.Metadata["node"] != "n1" ||
+		ping.Metadata["cluster"] != testCluster.String() {
+		t.Errorf("ping: %+v", ping)
+	}
+	var info micro.Info
+	f.decode("$SRV.INFO", &info)
+	want := map[string]string{"reserve": "alloc.reserve.>", "reserve-list": "alloc.reserve", "create": "alloc.create.>",
+		"advance": "alloc.advance.>", "info": "alloc.info.>", "list": "alloc.list"}
+	if len(info.Endpoints) != len(want) {
+		t.Errorf("endpoints: %+v", info.Endpoints)
+	}
+	for _, e := range info.Endpoints {
+		if e.Subject != want[e.Name] || !strings.Contains(e.QueueGroup, testCluster.String()) {
+			t.Errorf("endpoint %+v: want the subject %s and the cluster id in the queue group", e, want[e.Name])
+		}
+	}
+	var stats micro.Stats
+	f.decode("$SRV.STATS.allocnode."+ping.ID, &stats)
+	for _, e := range stats.Endpoints {
+		var data EndpointStats
+		if err := json.Unmarshal(e.Data, &data); err != nil {
+			t.Fatal(err)
+		}
+		if e.Name == "reserve" && (data.Requests != 2 || data.Errors[allocnode.CodeBadRequest] != 1) {
+			t.Errorf("data of reserve: %s", e.Data)
+		}
+	}
+}
+
+func (f *fixture) decode(subject string, v any) {
+	f.t.Helper()
+	if err := json.Unmarshal(f.request(subject, "").Data, v); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// Drain answers what was received, returns only then, and leaves nobody listening. Seen to fail (Drain returns with
+// requests in the log) without the wait for idle, and (requests handled after Drain) without the barrier.
+func TestDrain(t *testing.T) {
+	url := startServer(t, nil)
+	f := startOn(t, url, true, nil)
+	f.log.set(func() { f.log.hold = true })
+	const n = 200
+	inbox := nats.NewInbox()
+	sub, err := f.nc.SubscribeSync(inbox)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range n {
+		if err := f.nc.PublishRequest("alloc.reserve.a", inbox, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	<-f.log.arrived // the others may still lie in the subscription's queue
+
+	ctx, cancel := context.WithCancel(deadline(t))
+	drained := make(chan error, 1)
+	go func() { drained <- f.svc.Drain(ctx) }()
+	for range n - 1 {
+		<-f.log.arrived
+	}
+	f.noResponders("alloc.reserve.a")
+	select {
+	case err := <-drained:
+		t.Fatalf("Drain returned %v with %d requests in the log", err, n)
+	default:
+	}
+	f.log.release()
+	if err := <-drained; err != nil {
+		t.Errorf("Drain: %v", err)
+	}
+	cancel()
+	if st := f.svc.Stats()["reserve"]; st.Requests-st.Errors[allocnode.CodeBadRequest] != n { // noResponders sends bad ones
+		t.Errorf("requests handled when Drain returns: %+v, want %d", st, n)
+	}
+	seen := make(map[uint64]bool)
+	for range n {
+		m, err := sub.NextMsgWithContext(deadline(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := wire.DecodeReserve(m.Data)
+		if err != nil || seen[r.Range.Start] {
+			t.Fatalf("answer %s, %v", m.Data, err)
+		}
+		seen[r.Range.Start] = true
+	}
+	for _, s := range []string{"reserve.a", "reserve", "create.a", "advance.a", "info.a", "list"} {
+		f.noResponders("alloc." + s)
+	}
+	f.noResponders("$SRV.PING.allocnode")
+	f.request("alloc.status", "")
+	f.request("alloc.forget.n2", "")
+
+	if err := f.svc.Drain(deadline(t)); err != nil {
+		t.Errorf("a second Drain: %v", err)
+	}
+	f.serve() // and again
+	f.request("alloc.reserve.a", "")
+	if f.svc.StartServing(testCluster) == nil {
+		t.Error("serving twice is no error")
+	}
+}
+
+func (f *fixture) noResponders(subject string) {
+	f.t.Helper()
+	ctx := deadline(f.t)
+	for { // the interest goes when the server has read the drain
+		m, err := f.nc.RequestWithContext(ctx, subject, []byte("x"))
+		if errors.Is(err, nats.ErrNoResponders) {
+			return
+		}
+		if err != nil || ctx.Err() != nil {
+			f.t.Fatalf("%s: %v, %v: want no responders", subject, m, err)
+		}
+	}
+}
+
+func TestDrainGivesUpWithItsContext(t *testing.T) {
+	f := start(t, true, nil)
+	f.log.set(func() { f.log.hold = true })
+	inbox := nats.NewInbox()
+	sub, err := f.nc.SubscribeSync(inbox)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.nc.PublishRequest("alloc.reserve.a", inbox, nil); err != nil {
+		t.Fatal(err)
+	}
+	<-f.log.arrived
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	err = f.svc.Drain(ctx)
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 requests not answered") {
+		t.Errorf("Drain: %v", err)
+	}
+	f.log.release()
+	if _, err := sub.NextMsgWithContext(deadline(t)); err != nil {
+		t.Errorf("the answer after Drain gave up: %v", err)
+	}
+}
+
+// Two nodes of one cluster share the requests; one that drains loses none of them.
+func TestHandover(t *testing.T) {
+	url := startServer(t, nil)
+	a := startOn(t, url, true, nil)
+	b := startOn(t, url, true, nil)
+	var answered atomic.Uint64
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if _, err := a.nc.Request("alloc.reserve.a", nil, wait); err != nil {
+					t.Errorf("request: %v", err)
+					return
+				}
+				answered.Add(1)
+			}
+		})
+	}
+	for range 3 {
+		for _, f := range []*fixture{a, b} {
+			if err := f.svc.Drain(deadline(t)); err != nil {
+				t.Errorf("Drain: %v", err)
+			}
+			f.serve()
+		}
+	}
+	close(stop)
+	wg.Wait()
+	if answered.Load() == 0 {
+		t.Error("nothing was answered")
+	}
+}
+
+// Many requesters, with Done called from goroutines of the log: each gets its own range, once. Run it with -race.
+func TestConcurrent(t *testing.T) {
+	f := start(t, true, nil)
+	clients, each := 8, 200
+	got := make([]map[uint64]string, clients)
+	var wg sync.WaitGroup
+	for c := range clients {
+		nc := connect(t, f.url)
+		got[c] = make(map[uint64]string)
+		wg.Go(func() {
+			for i := range each {
+				seq := fmt.Sprintf("s%d", i%3)
+				m, err := nc.Request("alloc.reserve."+seq, []byte(fmt.Sprintf(`{"count":%d}`, 1+i%5)), wait)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				r, err := wire.DecodeReserve(m.Data)
+				if err != nil || r.Sequence != seq || r.Range.Count() != uint64(1+i%5) {
+					t.Errorf("answer %s, %v", m.Data, err)
+					return
+				}
+				for id := r.Range.Start; id < r.Range.End; id++ {
+					got[c][id*3+uint64(i%3)] = seq
+				}
+			}
+		})
+	}
+	wg.Wait()
+	all := make(map[uint64]bool)
+	for _, m := range got {
+		for id := range m {
+			if all[id] {
+				t.Fatalf("id %d of s%d twice", id/3, id%3)
+			}
+			all[id] = true
+		}
+	}
+	if len(all) != clients*each*3 { // 1 to 5, 3 on average
+		t.Errorf("%d ids, want %d", len(all), clients*each*3)
+	}
+}
+
+// Every goroutine of the service and of its subscriptions ends with Close. Seen to fail without outbox.close.
+func TestCloseEndsGoroutines(t *testing.T) {
+	url := startServer(t, nil)
+	nc := connect(t, url)
+	log := newFakeLog()
+	if _, err := nc.Request("nobody", nil, wait); !errors.Is(err, nats.ErrNoResponders) { // makes the client's own subscription
+		t.Fatal(err)
+	}
+	before := serviceGoroutines()
+	for range 3 {
+		s := New(nc, testConfig(), log, log, log, func() wire.Status { return wire.Status{} })
+		if err := errors.Join(s.Start(), s.StartOperators(testCluster), s.StartServing(testCluster)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := nc.Request("alloc.create.a", nil, wait); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(deadline(t)); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(deadline(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// nats.go removes a drained subscription a little later, from a goroutine of its own.
+	for end := time.Now().Add(wait); serviceGoroutines() > before || nc.NumSubscriptions() > 1; runtime.Gosched() {
+		if time.Now().After(end) {
+			buf := make([]byte, 1<<20)
+			t.Fatalf("goroutines left:\n%s", buf[:runtime.Stack(buf, true)])
+		}
+	}
+}
+
+// serviceGoroutines counts the goroutines that run this package's code, micro's, or a subscription's.
+func serviceGoroutines() (n int) {
+	buf := make([]byte, 1<<20)
+	for g := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+		if strings.Contains(g, "service.(*") || strings.Contains(g, "nats.go/micro.") || strings.Contains(g, "waitForMsgs") {
+			n++
+		}
+	}
+	return n
+}
+
+// The connection breaks: what is in flight ends without an answer, Drain says so, and nothing hangs.
+func TestConnectionClosed(t *testing.T) {
+	f := start(t, true, nil)
+	f.log.set(func() { f.log.hold = true })
+	if err := f.nc.PublishRequest("alloc.reserve.a", nats.NewInbox(), nil); err != nil {
+		t.Fatal(err)
+	}
+	<-f.log.arrived
+	f.conn.Close()
+	f.log.release()
+	if err := f.svc.Drain(deadline(t)); !errors.Is(err, nats.ErrConnectionClosed) {
+		t.Errorf("Drain: %v", err)
+	}
+	if st := f.svc.Stats()["reserve"]; st.Unsent != 1 {
+		t.Errorf("counters: %+v", st)
+	}
+	f.svc = New(f.conn, testConfig(), f.log, f.log, f.log, nil) // the one closed in Cleanup would report the same
+}
+
+// BenchmarkReserve is the endpoint with a log that answers at once, 256 requests in flight, beside a bare echo.
+func BenchmarkReserve(b *testing.B) {
+	run := func(b *testing.B, nc *nats.Conn, subject string) {
+		inbox := nats.NewInbox()
+		slots := make(chan struct{}, 256)
+		done := make(chan struct{})
+		left := b.N
+		if _, err := nc.Subscribe(inbox, func(*nats.Msg) {
+			<-slots
+			if left--; left == 0 {
+				close(done)
+			}
+		}); err != nil {
+			b.Fatal(err)
+		}
+		b.ReportAllocs()
+		b.ResetTimer()
+		for range b.N {
+			slots <- struct{}{}
+			if len(slots) == cap(slots) {
+				_ = nc.Flush()
+			}
+			if err := nc.PublishRequest(subject, inbox, []byte("10")); err != nil {
+				b.Fatal(err)
+			}
+		}
+		<-done
+	}
+	b.Run("reserve", func(b *testing.B) {
+		f := start(b, true, nil)
+		f.log.set(func() { f.log.instant = true })
+		run(b, f.nc, "alloc.reserve.orders")
+	})
+	b.Run("echo", func(b *testing.B) {
+		f := start(b, false, nil)
+		if _, err := f.conn.QueueSubscribe("echo.>", "q", func(m *nats.Msg) { _ = f.conn.Publish(m.Reply, m.Data) }); err != nil {
+			b.Fatal(err)
+		}
+		f.flush()
+		run(b, f.nc, "echo.orders")
+	})
+}
