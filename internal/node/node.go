@@ -164,10 +164,23 @@ func (n *Node) run(ctx context.Context) (err error) {
 		<-ctx.Done()
 		return nil
 	}
-	if err := jetstream.CheckSubjects(ctx, svcConn, n.cfg.Prefix); err != nil && ctx.Err() == nil {
+	if err := n.checkSubjects(ctx, svcConn); err != nil && ctx.Err() == nil {
 		return err
 	}
 	return n.replicate(ctx, machine, log, id)
+}
+
+// checkSubjects refuses to serve subjects that a stream of the clients captures.
+func (n *Node) checkSubjects(ctx context.Context, nc *nats.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	err := jetstream.CheckSubjects(ctx, nc, n.cfg.Prefix)
+	if errors.Is(err, jetstream.ErrNoLeader) {
+		// Nobody says that there is one. It would spoil answers, which clients notice, and never a reservation.
+		n.logger.Warn("whether a stream captures the service's subjects is not known", "error", err)
+		return nil
+	}
+	return err
 }
 
 // openCatalog opens the catalog and reads the state from it, or an empty one where the state was lost.
