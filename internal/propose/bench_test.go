@@ -10,8 +10,8 @@ import (
 
 // benchLog applies what is appended at once, in another goroutine. All operations have opLen bytes.
 type benchLog struct {
-	header, opLen int
-	entries       chan benchEntry
+	opLen   int
+	entries chan benchEntry
 }
 
 type benchEntry struct {
@@ -32,7 +32,8 @@ func BenchmarkPropose(b *testing.B) {
 	cfg := DefaultConfig()
 	ops := wire.AppendOp(nil, &wire.Op{Kind: wire.KindReserve, Name: []byte("orders"), Count: 100})
 	log := &benchLog{opLen: len(ops), entries: make(chan benchEntry, 16)}
-	p := New(cfg, log, func() (uint64, wire.Digest) { return 0, wire.Digest{} }, func(seq, cursor uint64) { b.Error(seq, cursor) })
+	head := func() (uint64, wire.Digest) { return 0, wire.Digest{} }
+	p := New(cfg, log, head, func(seq, cursor uint64) { b.Error(seq, cursor) })
 	if !p.Open(p.Hold()) {
 		b.Fatal("the gate stays held")
 	}

@@ -82,7 +82,8 @@ func (f *flight) giveUp(a *answers, gone func(*Request) bool, why string) {
 // requester another's range, so they are given to nobody.
 func (f *flight) land() {
 	if len(f.outcomes) != f.ops {
-		panic(fmt.Sprintf("propose: entry %s was applied at seq %d with %d outcomes for %d operations", f.id, f.seq, len(f.outcomes), f.ops))
+		panic(fmt.Sprintf("propose: entry %s was applied at seq %d with %d outcomes for %d operations",
+			f.id, f.seq, len(f.outcomes), f.ops))
 	}
 	rest := f.outcomes
 	for _, s := range f.seats {

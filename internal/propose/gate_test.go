@@ -61,7 +61,7 @@ func TestBeginsHeld(t *testing.T) {
 
 // A ticket is good for what was found safe after its Hold, and for nothing that was doubted later.
 //
-// Checked: without the comparison of tickets, or without a new ticket in close, the stale one opens.
+// Checked: without the comparison of tickets, or with Open in any gate but the held one, the stale one opens.
 func TestStaleTicket(t *testing.T) {
 	again := map[string]func(*Proposer){
 		"Hold":             func(p *Proposer) { p.Hold() },
@@ -169,7 +169,8 @@ func TestClosedLetsGo(t *testing.T) {
 
 // Hazard 8: Done may call the proposer, wherever it is called from. The rig looks at the mutex in every callback too.
 //
-// Checked: with due.give before the unlock, in each of the five places, or land, or append within the mutex, the rig fails.
+// Checked: with due.give or land before the unlock in step, close, stop, Applied or Open, and with head or lost within the
+// mutex, the rig fails.
 func TestCallbacksMayCall(t *testing.T) {
 	from := map[string]func(r *rig, a *asked){
 		"Submit":        func(r *rig, a *asked) { r.p.Refuse(errFenced); r.p.Submit(a.req) },

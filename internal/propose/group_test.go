@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/allocnode/allocnode"
 	"github.com/allocnode/allocnode/internal/wire"
 )
 
@@ -120,7 +121,8 @@ func TestNoWaitForTick(t *testing.T) {
 // The node's own requests go out, and are answered, whatever the users' lanes and the gate say; and never share an entry
 // with a user's. One entry holds no more of them than of users': an entry above the bounds of the wire would halt every node.
 //
-// Checked: with one count of lanes for both, nothing goes out behind the users'; without the bound, 24 operations are one entry.
+// Checked: with one count of lanes for both, nothing goes out behind the users'; without the bound, 24 operations are one
+// entry.
 func TestControl(t *testing.T) {
 	gates := map[string]func(*Proposer){
 		"held":    func(p *Proposer) { p.Hold() },
@@ -159,10 +161,51 @@ func TestControl(t *testing.T) {
 	}
 }
 
+// As TestOpenFillsAllLanes, for the node's own.
+//
+// Checked: without its half of the wake in takeLocked, the second entry waits for a tick.
+func TestControlFillsAllLanes(t *testing.T) {
+	bubble(t, small(), func(r *rig) {
+		r.open()
+		var own []*asked
+		r.onAppend = func(entry) error { // on Run's goroutine, so that its next step sees both
+			r.onAppend = nil
+			own = append(own, r.control(16), r.control(16))
+			return nil
+		}
+		r.ask(1)
+		if got := r.sizes(); !slices.Equal(got, []int{16, 16}) {
+			t.Fatalf("entries of %v operations, want two of 16", got)
+		}
+		r.apply(r.log()[1])
+		r.apply(r.log()[0])
+		r.wantRange(own...)
+	})
+}
+
+// The look at everything that waits is made once a tick, however often the loop runs: with a log that is silent and a
+// full queue, a deadline comes every few microseconds.
+//
+// Checked: with a sweep at every step, the second step answers.
+func TestSweepOnceATick(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, small())
+		r.p.step()
+		a := r.askFor(1, time.Millisecond)
+		time.Sleep(tick - time.Nanosecond)
+		r.p.step()
+		r.wantNone(a)
+		time.Sleep(time.Nanosecond)
+		r.p.step()
+		r.wantCode(allocnode.CodeUnavailable, a)
+	})
+}
+
 // An acknowledgement is a witness: an entry stored at or below the cursor that its proposer held when it made the entry
 // proves that the log lost entries. A duplicate stands where it stood before, an error says nothing.
 //
-// Checked: without the look at duplicate, or at err, the second and third case call lost; with < for <= the first does not.
+// Checked: without the look at duplicate, err or the counter, the cases named so call lost; with < for <=, "at the cursor"
+// does not.
 func TestAckProof(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -209,7 +252,7 @@ func TestAckProofAfterGiveUp(t *testing.T) {
 		a := r.ask(1)
 		tag := r.log()[0].tag
 		r.p.Refuse(errFenced)
-		r.wantRange()
+		r.settle()
 		r.p.Acked(tag, 17, false, nil)
 		if want := [][2]uint64{{17, 40}}; !slices.Equal(r.losses, want) {
 			t.Errorf("lost was called with %v, want %v", r.losses, want)

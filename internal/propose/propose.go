@@ -69,7 +69,7 @@ type Proposer struct {
 	gate    gate
 	refusal *allocnode.Error // why, while gateClosed
 	fenced  bool             // gateClosed for good
-	ticket  uint64           // of the last Hold, Refuse or Fence; 0 is none
+	ticket  uint64           // of the last Hold; 0 is none
 	stopped bool             // Run has returned: nothing will go out any more
 	queue   []*Request
 	bytes   int        // of the queue's operations
@@ -78,7 +78,7 @@ type Proposer struct {
 	flights map[uint64]*flight
 	held    []*flight // applied while the gate was held
 	swept   time.Time // when deadlines and retries were last looked at
-	soonest time.Time // no request that is here has a deadline before it; zero when none is here
+	soonest time.Time // no request that is here has a deadline before it; zero: none is here
 
 	// made holds the last entries by counter modulo its length. It outlives the flights: the proof that an
 	// acknowledgement may bring counts also when all requesters have given up.
@@ -432,7 +432,6 @@ func (p *Proposer) close(err *allocnode.Error, fence bool) {
 }
 
 func (p *Proposer) closeLocked(err *allocnode.Error, fence bool, due *answers) {
-	p.ticket++
 	if !p.fenced {
 		p.gate, p.refusal, p.fenced = gateClosed, err, fence
 	}

@@ -10,7 +10,7 @@ import (
 type Request struct {
 	Ops      []byte       // encoded with wire.AppendOp, one after the other; the proposer owns it from Submit on
 	N        int          // how many operations, 1 and up
-	Deadline time.Time    // when the requester must have its answer
+	Deadline time.Time    // when the requester gives up; it is told at most 100 ms (two ticks) later
 	Done     func(Result) // called exactly once, from any goroutine, also at shutdown; must not block
 
 	control bool // the node's own: goes out while the gate is held, and is answered at once

@@ -28,11 +28,12 @@ type rig struct {
 
 	mu        sync.Mutex // guards all below
 	asked     []*asked
-	entries   []entry        // as they were appended, retries too
-	appendErr error          // what Append returns, and then it does not keep the entry
-	cursor    uint64         // what head returns
-	losses    [][2]uint64    // calls of lost
-	hwm, seq  uint64         // of the state machine
+	entries   []entry           // as they were appended, retries too
+	onAppend  func(entry) error // takes entries instead, when set
+	appendErr error             // what Append returns, and then it does not keep the entry
+	cursor    uint64            // what head returns
+	losses    [][2]uint64       // calls of lost
+	hwm, seq  uint64            // of the state machine
 }
 
 type entry struct {
@@ -77,9 +78,9 @@ func bubble(t *testing.T, cfg Config, test func(*rig)) {
 				r.t.Error("Run:", err)
 			}
 		}()
+		defer r.checkAnswers()
+		defer r.stop() // also after a Fatal: the bubble wants all goroutines to end
 		test(r)
-		r.stop()
-		r.checkAnswers()
 	})
 }
 
@@ -106,12 +107,16 @@ func (r *rig) lost(seq, cursor uint64) {
 func (r *rig) Append(tag uint64, id string, data []byte) error {
 	r.unlocked("Append")
 	r.check()
+	e := entry{tag, id, bytes.Clone(data), time.Now()}
+	if r.onAppend != nil {
+		return r.onAppend(e)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.appendErr != nil {
 		return r.appendErr
 	}
-	r.entries = append(r.entries, entry{tag, id, bytes.Clone(data), time.Now()})
+	r.entries = append(r.entries, e)
 	return nil
 }
 
@@ -143,7 +148,8 @@ func (r *rig) check() {
 		places[q]++
 	}
 	if size != p.bytes || len(p.queue) > p.cfg.MaxWaiting || len(p.own) > p.cfg.MaxWaiting {
-		r.t.Errorf("queue of %d bytes counts as %d; %d and %d wait, at most %d may", size, p.bytes, len(p.queue), len(p.own), p.cfg.MaxWaiting)
+		r.t.Errorf("queue of %d bytes counts as %d; %d and %d wait, at most %d may",
+			size, p.bytes, len(p.queue), len(p.own), p.cfg.MaxWaiting)
 	}
 	lanes := map[bool]int{}
 	look := func(f *flight) {
@@ -173,7 +179,8 @@ func (r *rig) check() {
 		look(f)
 	}
 	if lanes[false] > p.cfg.InFlight || lanes[true] > p.cfg.InFlight {
-		r.t.Errorf("%d users' entries and %d of the node's own under way, at most %d may be", lanes[false], lanes[true], p.cfg.InFlight)
+		r.t.Errorf("%d users' entries and %d of the node's own under way, at most %d may be",
+			lanes[false], lanes[true], p.cfg.InFlight)
 	}
 	for q, n := range places {
 		if n != 1 {
@@ -337,7 +344,7 @@ func (r *rig) wantRange(all ...*asked) {
 	for _, a := range all {
 		r.answered(a)
 		if err := a.isRange(); err != nil {
-			r.t.Error(err)
+			r.t.Fatal(err)
 		}
 	}
 }
@@ -364,7 +371,7 @@ func (r *rig) wantCode(code allocnode.Code, all ...*asked) {
 	for _, a := range all {
 		got := r.answered(a)
 		if len(got) != 1 || codeOf(got[0]) != code || got[0].Outcomes != nil || got[0].Seq != 0 {
-			r.t.Errorf("request %d: %+v, want one answer of %s", a.base, got, code)
+			r.t.Fatalf("request %d: %+v, want one answer of %s", a.base, got, code)
 		}
 	}
 }
@@ -393,7 +400,8 @@ func (r *rig) checkAnswers() {
 		}
 	}
 	r.mu.Unlock()
-	if queued, inFlight := r.p.Waiting(); queued != 0 || inFlight != 0 || len(r.p.flights) != 0 || len(r.p.held) != 0 || r.p.bytes != 0 {
+	queued, inFlight := r.p.Waiting()
+	if queued != 0 || inFlight != 0 || len(r.p.flights) != 0 || len(r.p.held) != 0 || r.p.bytes != 0 {
 		r.t.Errorf("left after the stop: %d queued, %d in flight, %d flights, %d held, %d bytes",
 			queued, inFlight, len(r.p.flights), len(r.p.held), r.p.bytes)
 	}
