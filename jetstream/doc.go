@@ -3,9 +3,9 @@
 // The server half ([Server], [ParseConfig], [LockDir]) owns the server's settings, its directory, and the two in-process
 // connections that a node works through.
 //
-// The log half ([Log]) owns the stream's settings, its identity (creation time, cluster id, epoch), appending with acknowledgements,
-// and every way of reading. It does not know what an entry means, never decides that a node must fence, and keeps nothing
-// on disk. It says what it saw; the caller compares that with what the node recorded.
+// The log half ([Log]) owns the stream's settings, its identity (creation time, cluster id, epoch), appending with
+// acknowledgements, and every way of reading. It does not know what an entry means, never decides that a node must fence, and
+// keeps nothing on disk. It says what it saw; the caller compares that with what the node recorded.
 //
 // An entry goes in by [Log.Append] on "<prefix>.log.<node>" and comes back by two ways:
 //
