@@ -41,7 +41,8 @@ func TestRoundTrip(t *testing.T) {
 func TestOpenRefuses(t *testing.T) {
 	c := newCatalog(t)
 	mustCommit(t, c, deltas(1, 3, 10))
-	// Checked: without the flock, badger's own lock answers, and the state would be taken for a broken one.
+	// Checked: without the flock it is badger's own lock that answers, without the sentinel, and only after preflight has
+	// judged files that another process is changing.
 	if _, err := Open(c.dir, nodeA, quiet); !errors.Is(err, ErrInUse) {
 		t.Errorf("second open: %v", err)
 	}

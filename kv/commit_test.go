@@ -120,11 +120,12 @@ func TestBounds(t *testing.T) {
 	mustCommit(t, c, []apply.Delta{most})
 
 	for name, rs := range map[string][]apply.Record{
-		"no key":        {{Value: []byte("x")}},
-		"long key":      {{Key: make([]byte, MaxKey+1)}},
-		"long value":    {{Key: []byte("k"), Value: make([]byte, MaxValue+1)}},
-		"many records":  append(slices.Clone(most.Records), apply.Record{Key: []byte("k")}),
-		"a byte beyond": append(slices.Clone(most.Records[:MaxRunRecords-1]), apply.Record{Key: []byte("k"), Value: make([]byte, 75)}),
+		"no key":       {{Value: []byte("x")}},
+		"long key":     {{Key: make([]byte, MaxKey+1)}},
+		"long value":   {{Key: []byte("k"), Value: make([]byte, MaxValue+1)}},
+		"many records": append(slices.Clone(most.Records), apply.Record{Key: []byte("k")}),
+		"a byte beyond": append(slices.Clone(most.Records[:MaxRunRecords-1]),
+			apply.Record{Key: []byte("k"), Value: make([]byte, 75)}),
 	} {
 		if err := c.Commit([]apply.Delta{{Head: headAt(4), Records: rs}}); !errors.Is(err, ErrTooLarge) {
 			t.Errorf("%s: %v", name, err)

@@ -112,7 +112,9 @@ func TestRunsFitOneTransaction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &fakeStore{}
 		c := NewCommitter(s, CommitterConfig{})
-		for at, sizes := range [][2]int{{1, MaxValue}, {1, 200_000}, {MaxRunRecords, 0}, {2, 600_000}, {1, 10}, {6000, 20}, {7001, 20}} {
+		for at, sizes := range [][2]int{ // records, bytes of each value
+			{1, MaxValue}, {1, 200_000}, {MaxRunRecords, 0}, {2, 600_000}, {1, 10}, {6000, 20}, {7001, 20},
+		} {
 			d := apply.Delta{Head: headAt(uint64(at + 1))}
 			for i := range sizes[0] {
 				d.Records = append(d.Records, apply.Record{Key: fmt.Appendf(nil, "%05d", i), Value: make([]byte, sizes[1])})

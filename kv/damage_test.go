@@ -18,7 +18,7 @@ import (
 
 const damageSize = 40 // mean size of values here
 
-// damageable is a catalog that was killed: two tables up to cursor 320, a log with ten runs up to 400.
+// damageable is a catalog that was killed: tables up to cursor 320, a log with ten runs up to 400.
 func damageable(t testing.TB) (dir string, c *Catalog) {
 	t.Helper()
 	c = newCatalog(t)
@@ -68,14 +68,11 @@ func wantRightOrDropped(t testing.TB, dir string, was *Catalog) (dropped bool) {
 // Checked: without checkTable in preflight the process ends (a nil dereference in a goroutine of badger's, or log.Fatal).
 func TestTableDamage(t *testing.T) {
 	dir, c := damageable(t)
-	tables := glob(t, dir, "badger/*.sst")
-	if len(tables) != 2 {
-		t.Fatalf("%d tables", len(tables))
-	}
+	tables := len(glob(t, dir, "badger/*.sst")) // two, or one when they have been compacted
 	rng := rand.New(rand.NewPCG(1, 2))
-	for round := range 48 {
+	for round := range 32 {
 		at := snapshot(t, dir)
-		path := glob(t, at, "badger/*.sst")[round%2]
+		path := glob(t, at, "badger/*.sst")[round%tables]
 		edit(t, path, func(b []byte) []byte {
 			switch {
 			case round < 2:
@@ -113,7 +110,7 @@ func TestWALDamage(t *testing.T) {
 	}
 	used := len(bytes.TrimRight(b, "\x00"))
 	rng := rand.New(rand.NewPCG(3, 4))
-	for round := range 48 {
+	for round := range 24 {
 		at := snapshot(t, dir)
 		edit(t, wal(at), func(b []byte) []byte {
 			from := rng.IntN(used)
@@ -133,8 +130,8 @@ func TestWALDamage(t *testing.T) {
 	}
 }
 
-// A length of 4 GB in a log: badger would allocate 12 GB before it looks. Checked: without checkWAL badger.Open runs out of
-// memory, or on a machine that has it takes seconds; the state then loads, so the test wants the drop.
+// A length of 4 GB in a log: badger asks for 12 GB of memory before it looks, which may end the process. Checked: without
+// checkWAL, where there is that much address space, badger cuts the log there and loads what came before: not dropped.
 func TestWALLength(t *testing.T) {
 	dir, c := damageable(t)
 	edit(t, glob(t, dir, "badger/*.mem")[0], func(b []byte) []byte {

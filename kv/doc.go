@@ -31,15 +31,17 @@
 //
 // What badger v4.9.6 does with faults, read in its source, and what is done about it here:
 //   - It writes its WAL and its tables through memory maps of sparse files. On a full disk that is a SIGBUS in a goroutine
-//     of badger's, which ends the process. So Open and Commit want free space first (see minFree) and refuse with
-//     ErrNoSpace. Another writer that takes the last 64 MiB within one commit can still cause it; a restart then refuses.
+//     of badger's, which ends the process (seen on a full tmpfs). So Open and Commit want free space first (see minFree) and
+//     refuse with ErrNoSpace. Another writer that takes the last 64 MiB within one commit can still cause it; a restart
+//     then refuses.
 //   - A damaged table ends the process (a nil dereference in Table.VerifyChecksum, in a goroutine), or is left out in
-//     silence; a damaged length in a WAL allocates up to 12 GB. So Open reads tables and WALs itself first (preflight.go).
+//     silence; a damaged length in a WAL asks for up to 12 GB of memory. So Open reads tables and WALs itself first
+//     (preflight.go).
 //   - The replay of a WAL stops at the first bad entry: what follows is lost. If that is a middle, the sum finds it; if it is
 //     the end, the state is an older one that is right for its cursor.
 //   - When fsync fails, the records are in the memtable all the same, and the kernel may call the pages clean. The retry
 //     therefore takes its sum from the stored head, in the same transaction. Until the memtable has turned over a power cut
-//     may then still cost a suffix, never a middle.
+//     may then still cost a suffix, or a middle, which the sum finds.
 //   - When its flush to a table fails it retries for ever, and Commit and Close wait: the Committer reports such a stall.
 //   - A directory is not fsynced when a WAL is created: on a file system without ordered metadata a power cut may cost a
 //     suffix.

@@ -70,6 +70,10 @@ func (c *call) encodeOp() []byte {
 func (c *call) submit(ops []byte, n int, then func(propose.Result)) {
 	c.then = then
 	c.req.Ops, c.req.N, c.req.Done = ops, n, c.done
+	if c.ep == epForget || c.ep == epResume {
+		c.run.s.operator.Submit(&c.req)
+		return
+	}
 	c.run.s.submit.Submit(&c.req)
 }
 

@@ -22,19 +22,20 @@ var (
 
 // fakeLog is a log and a state in one: every request is an entry that is applied at once, unless hold says otherwise.
 type fakeLog struct {
-	mu        sync.Mutex
-	seq       uint64
-	seqs      []wire.SequenceInfo
-	submitted []wire.Op
-	held      []*propose.Request
-	hold      bool                       // keep requests until release
-	reject    func(*wire.Op) wire.Reject // nil accepts
-	err       error                      // the answer to every request
-	short     bool                       // return one outcome too few
-	behind    uint64                     // how far Cursor lags behind
-	hide      bool                       // Info knows nothing
-	instant   bool                       // accept without looking, for benchmarks
-	arrived   chan struct{}              // gets a token for each request that is held
+	mu         sync.Mutex
+	seq        uint64
+	seqs       []wire.SequenceInfo
+	submitted  []wire.Op
+	held       []*propose.Request
+	hold       bool                       // keep requests until release
+	reject     func(*wire.Op) wire.Reject // nil accepts
+	err        error                      // the answer to every request
+	short      bool                       // return one outcome too few
+	behind     uint64                     // how far Cursor lags behind
+	hide       bool                       // Info knows nothing
+	afterwards func()                     // called after each Done
+	instant    bool                       // accept without looking, for benchmarks
+	arrived    chan struct{}              // gets a token for each request that is held
 }
 
 func newFakeLog() *fakeLog { return &fakeLog{arrived: make(chan struct{}, 4096)} }
@@ -94,6 +95,9 @@ func (l *fakeLog) apply(r *propose.Request) {
 	}
 	r.Done(res)
 	clear(res.Outcomes) // valid during the call only
+	if l.afterwards != nil {
+		l.afterwards()
+	}
 }
 
 func (l *fakeLog) applyOp(op *wire.Op) wire.Outcome {

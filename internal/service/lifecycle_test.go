@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"runtime"
 	"strings"
 	"sync"
@@ -62,26 +63,13 @@ func (f *fixture) decode(subject string, v any) {
 	}
 }
 
-// Drain answers what was received, returns only then, and leaves nobody listening. Seen to fail (Drain returns with
-// requests in the log) without the wait for idle, and (requests handled after Drain) without the barrier.
+// Drain answers what was received and leaves nobody listening; serving may begin again after it.
 func TestDrain(t *testing.T) {
 	url := startServer(t, nil)
 	f := startOn(t, url, true, nil)
 	f.log.set(func() { f.log.hold = true })
 	const n = 200
-	inbox := nats.NewInbox()
-	sub, err := f.nc.SubscribeSync(inbox)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range n {
-		if err := f.nc.PublishRequest("alloc.reserve.a", inbox, nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := f.nc.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	sub := f.publish(n)
 	<-f.log.arrived // the others may still lie in the subscription's queue
 
 	ctx, cancel := context.WithCancel(deadline(t))
@@ -133,6 +121,113 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// A handler that has answered but not returned leaves nothing pending, while requests wait behind it in the subscription's
+// queue. Seen to fail (Drain returns before them) with the token released at once instead of by the barrier, and without
+// the wait for idle.
+func TestDrainWaitsForTheQueue(t *testing.T) {
+	f := start(t, true, nil)
+	gate := make(chan struct{})
+	f.log.set(func() { f.log.afterwards = func() { <-gate } })
+	sub := f.publish(5)
+	if _, err := sub.NextMsgWithContext(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	drained := make(chan error, 1)
+	go func() { drained <- f.svc.Drain(deadline(t)) }()
+	notYet(t, drained)
+	close(gate)
+	if err := <-drained; err != nil {
+		t.Errorf("Drain: %v", err)
+	}
+	if st := f.svc.Stats()["reserve"]; st.Requests != 5 {
+		t.Errorf("%d of 5 requests handled when Drain returns", st.Requests)
+	}
+}
+
+// Requests that the server has sent and the client has not read are received too. Seen to fail (Drain returns with requests
+// in the log) without the flush before the barrier.
+func TestDrainWaitsForTheWire(t *testing.T) {
+	f := start(t, false, nil)
+	d := &gatedDialer{}
+	conn, err := nats.Connect(f.url, nats.SetCustomDialer(d))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	svc := New(conn, testConfig(), f.log, f.log, f.log, func() wire.Status { return wire.Status{} })
+	if err := errors.Join(svc.Start(), svc.StartServing(testCluster)); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	f.log.set(func() { f.log.hold = true })
+	d.gate.Lock()
+	f.publish(1)
+	drained := make(chan error, 1)
+	go func() { drained <- svc.Drain(deadline(t)) }()
+	notYet(t, drained)
+	d.gate.Unlock()
+	<-f.log.arrived
+	notYet(t, drained)
+	f.log.release()
+	if err := <-drained; err != nil {
+		t.Errorf("Drain: %v", err)
+	}
+	if err := svc.Close(deadline(t)); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+}
+
+// publish sends n reserves, and returns where their answers go.
+func (f *fixture) publish(n int) *nats.Subscription {
+	f.t.Helper()
+	inbox := nats.NewInbox()
+	sub, err := f.nc.SubscribeSync(inbox)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for range n {
+		if err := f.nc.PublishRequest("alloc.reserve.a", inbox, nil); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+	if err := f.nc.Flush(); err != nil {
+		f.t.Fatal(err)
+	}
+	return sub
+}
+
+// notYet fails if ch yields now. What is right never yields, however long one waits; the wait is for what is wrong.
+func notYet(t *testing.T, ch <-chan error) {
+	t.Helper()
+	select {
+	case err := <-ch:
+		t.Fatalf("Drain returned %v too early", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+}
+
+// gatedDialer makes connections that read nothing while gate is locked.
+type gatedDialer struct{ gate sync.Mutex }
+
+func (d *gatedDialer) Dial(network, address string) (net.Conn, error) {
+	conn, err := net.Dial(network, address)
+	return &gatedConn{Conn: conn, d: d}, err
+}
+
+type gatedConn struct {
+	net.Conn
+	d *gatedDialer
+}
+
+func (c *gatedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.d.gate.Lock()
+	defer c.d.gate.Unlock()
+	return n, err
+}
+
 func (f *fixture) noResponders(subject string) {
 	f.t.Helper()
 	ctx := deadline(f.t)
@@ -150,18 +245,11 @@ func (f *fixture) noResponders(subject string) {
 func TestDrainGivesUpWithItsContext(t *testing.T) {
 	f := start(t, true, nil)
 	f.log.set(func() { f.log.hold = true })
-	inbox := nats.NewInbox()
-	sub, err := f.nc.SubscribeSync(inbox)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.nc.PublishRequest("alloc.reserve.a", inbox, nil); err != nil {
-		t.Fatal(err)
-	}
+	sub := f.publish(1)
 	<-f.log.arrived
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	err = f.svc.Drain(ctx)
+	err := f.svc.Drain(ctx)
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 requests not answered") {
 		t.Errorf("Drain: %v", err)
 	}

@@ -101,7 +101,8 @@ type Service struct {
 }
 
 // New makes a Service from a valid cfg. It starts nothing. Set nc's closed and error handlers before StartServing, not
-// later: micro chains to those that it finds. status must return at once, and is called from any goroutine.
+// later: micro chains to those that it finds. submit takes users' requests, and refuses them while the node is fenced;
+// operate takes forget and resume, then too. status must return at once, and is called from any goroutine.
 func New(nc *nats.Conn, cfg Config, submit, operate Submitter, state State, status func() wire.Status) *Service {
 	return &Service{nc: nc, cfg: cfg, submit: submit, operator: operate, state: state, status: status, outbox: newOutbox(nc)}
 }
@@ -153,6 +154,9 @@ func (s *Service) StartServing(cluster wire.ID) error {
 		return fmt.Errorf("add the micro service %s %s: %w", Name, s.cfg.Version, err)
 	}
 	s.serve = r
+	if err := s.nc.Flush(); err != nil { // once it returns, the server has the subscriptions
+		return fmt.Errorf("add the micro service: %w", err)
+	}
 	return nil
 }
 

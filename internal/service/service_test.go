@@ -297,6 +297,26 @@ func TestStatusAndOperatorsWithoutServing(t *testing.T) {
 	}
 }
 
+// A fenced node refuses users and takes an operator's word. Seen to fail with all requests given to one submitter.
+func TestOperatorsHaveTheirOwnSubmitter(t *testing.T) {
+	f := start(t, false, nil)
+	fenced := newFakeLog()
+	fenced.err = allocnode.Errorf(allocnode.CodeFenced, "no")
+	if err := f.svc.Close(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	f.svc = New(f.conn, testConfig(), fenced, f.log, f.log, func() wire.Status { return wire.Status{} })
+	if err := f.svc.Start(); err != nil {
+		t.Fatal(err)
+	}
+	f.serve()
+	for _, subject := range []string{"alloc.reserve.a", "alloc.create.a"} {
+		f.refused(subject, "", "fenced", "no")
+	}
+	f.want("alloc.forget.n2", "", `{"node":"n2","seq":1`)
+	f.want("alloc.resume.a", "", `{"sequence":"a","seq":2`)
+}
+
 func TestAnswerAboveMaxPayload(t *testing.T) {
 	url := startServer(t, func(o *server.Options) { o.MaxPayload = 1024 })
 	f := startOn(t, url, true, nil)

@@ -123,7 +123,8 @@ func checkFields(body []byte, fields, itemFields []string) error {
 				return badRequest("an object stands where a plain value is wanted")
 			}
 			if objects > MaxListItems+1 {
-				return tooManyItems(objects - 1)
+				return allocnode.Errorf(allocnode.CodeTooLarge, "the list has more than %d items: at most %d are allowed",
+					MaxListItems, MaxListItems)
 			}
 			seen[depth] = 0
 		case '}':

@@ -153,10 +153,8 @@ func parseReserveObject(sequence string, body []byte) (q ReserveRequest, err err
 		return ReserveRequest{}, badRequest("count and partial stand in the items of requests, not beside it")
 	case len(b.Requests) == 0:
 		return ReserveRequest{}, badRequest("requests is empty: a list holds 1 to %d items", MaxListItems)
-	case len(b.Requests) > MaxListItems:
-		return ReserveRequest{}, tooManyItems(len(b.Requests))
 	}
-	q.List = make([]ReserveItem, len(b.Requests))
+	q.List = make([]ReserveItem, len(b.Requests)) // checkFields has counted them
 	for i := range b.Requests {
 		if err := parseItem(&q.List[i], sequence, &b.Requests[i]); err != nil {
 			return ReserveRequest{}, inItem(i, err)
@@ -412,10 +410,6 @@ func stringIDs(ids *string) (bool, error) {
 
 func badRequest(format string, args ...any) error {
 	return allocnode.Errorf(allocnode.CodeBadRequest, format, args...)
-}
-
-func tooManyItems(n int) error {
-	return allocnode.Errorf(allocnode.CodeTooLarge, "the list has %d items or more: at most %d are allowed", n, MaxListItems)
 }
 
 // inItem says which item of a list err is about.
