@@ -40,7 +40,7 @@ func TestOnlyApplyChangesAMachine(t *testing.T) {
 }
 
 // Hazard 1: where a side channel did lift one replica's hwm, the digests differ from the next carve on.
-// Checked: without the outcomes in finish's digest this fails, and so does the test of the halted sequence.
+// Checked: without the outcomes in finish's digest this fails, and so it does without the flags.
 func TestDigestShowsADifferenceInState(t *testing.T) {
 	for name, tamper := range map[string]func(m *Machine){
 		"hwm":    func(m *Machine) { m.sequences[0].hwm += 5 },
@@ -48,6 +48,7 @@ func TestDigestShowsADifferenceInState(t *testing.T) {
 		"key":    func(m *Machine) { clear(m.keys.found) },
 		"max":    func(m *Machine) { m.sequences[0].settings.Max = 10 },
 		"copy":   func(m *Machine) { clear(m.entries.last) },
+		"fence":  func(m *Machine) { m.fence = Fence{Seq: 1} },
 	} {
 		a, b := begun(t), begun(t)
 		for _, c := range []*checked{a, b} {
@@ -60,6 +61,7 @@ func TestDigestShowsADifferenceInState(t *testing.T) {
 		for seq, data := range [][]byte{
 			seal(testHeader("n1", 2, 1), reserveOp("orders", 10, "k1", 0)),
 			seal(testHeader("n1", 3, 2), reserveOp("orders", 10, "k1", 0), reserveOp("orders", 10, "", 0)),
+			seal(testHeader("n1", 4, 99), reserveOp("orders", 10, "", 0)),
 		} {
 			for _, m := range []*Machine{a.m, b.m} {
 				if _, _, err := m.Apply(uint64(3+seq), data); err != nil {
@@ -79,7 +81,8 @@ func TestAdvanceIsInItsDelta(t *testing.T) {
 	c := begun(t)
 	for _, to := range []uint64{500, 400, 600} {
 		cursor := c.m.Head().Cursor
-		_, delta, err := c.apply(cursor+1, seal(testHeader("n1", cursor+1, cursor), wire.Op{Kind: wire.KindAdvance, Name: []byte("orders"), Count: to}))
+		advance := wire.Op{Kind: wire.KindAdvance, Name: []byte("orders"), Count: to}
+		_, delta, err := c.apply(cursor+1, seal(testHeader("n1", cursor+1, cursor), advance))
 		if err != nil {
 			t.Fatal(err)
 		}

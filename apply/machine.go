@@ -41,7 +41,7 @@ type Outcomes struct {
 	Seq       uint64
 	Replay    bool // at or below the cursor: nothing was done, and there is no delta
 	Skipped   bool // not an entry of ours: counted, and nothing else
-	Duplicate bool // a second copy of an entry applied before: its operations were not applied again
+	Duplicate bool // a second copy of an entry, or one too old to tell: its operations were not applied
 	Fence     bool // this entry raised the fence
 
 	Entry *wire.Entry    // nil when skipped or replayed
@@ -161,7 +161,9 @@ func (m *Machine) applyEntry(seq uint64, out *Outcomes) (records []Record) {
 	case e.Cursor >= seq:
 		out.Fence = m.raise(seq, fmt.Sprintf("the log lost entries: %s had applied seq %d when it proposed the entry that now stands at %d",
 			e.Node, e.Cursor, seq))
-	case m.entries.has(e.ID):
+	case m.entries.has(e.ID), e.Cursor+1 < m.entries.first:
+		// Its first copy, if there was one, stands above its proposer's cursor. Where the window no longer reaches back
+		// that far, "absent" proves nothing: such an entry is taken for a copy. Its proposer gave it up long ago.
 		out.Duplicate = true
 	default:
 		m.ops, m.dirty = m.ops[:0], m.dirty[:0]

@@ -216,7 +216,7 @@ func (m *Machine) mayActivate(op *wire.Op, e *wire.Entry) bool {
 func (m *Machine) checkActivation(e *wire.Entry) error {
 	for i := range e.Ops {
 		op := &e.Ops[i]
-		if op.Kind == wire.KindActivate && op.Count > wire.Level && m.mayActivate(op, e) {
+		if op.Kind == wire.KindActivate && op.Count > wire.Level && e.ClusterID == m.head.ClusterID && m.mayActivate(op, e) {
 			return fmt.Errorf("%w: level %d was activated, this build knows %d", wire.ErrUnsupported, op.Count, wire.Level)
 		}
 	}

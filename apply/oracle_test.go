@@ -2,6 +2,7 @@ package apply
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/allocnode/allocnode/internal/wire"
 )
@@ -35,10 +36,8 @@ func oracle(log [][]byte) (results []string, grants []grant, hwm map[string]uint
 			ids, results = append(ids, wire.EntryID{}), append(results, "skipped")
 			continue
 		}
-		copied := false
-		for back := 1; back <= int(genesis.EntryWindow) && back <= len(ids); back++ {
-			copied = copied || ids[len(ids)-back] == e.ID
-		}
+		// Every copy is known, however old: one that the window no longer holds is too old by its proposer's cursor.
+		copied := slices.Contains(ids, e.ID) || seq > 1 && e.Cursor+1+genesis.EntryWindow < seq
 		ids = append(ids, e.ID)
 		if copied {
 			results = append(results, "copy")

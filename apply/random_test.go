@@ -20,8 +20,9 @@ var (
 // TestThreeReplicas drives three replicas, which crash, over one log, whose publishers fail, repeat themselves and come
 // late, and compares what every replica makes of it with the oracle.
 //
-// Checked with each of these faults put in: a copy applied again, hwm not in the delta, keys without the floor after a
-// restart, eviction by single keys, a waiter found by counter alone, a batch of deltas committed without its head.
+// Checked with each of these faults put in: a copy applied again, an advance not in its delta, a floor not restored, a floor
+// one too low, a waiter found without its incarnation (hazard 4), positions that shift (hazard 13), records committed without
+// their head (hazard 2), an answer given twice.
 func TestThreeReplicas(t *testing.T) {
 	seeds := []uint64{1, 2, 3, 4}
 	if *seedFlag != 0 {

@@ -17,7 +17,7 @@ import (
 	"github.com/allocnode/allocnode/internal/wire"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the golden files of the entry format anew: a change of a released format needs a new version")
+var rewrite = flag.Bool("rewrite", false, "write the golden file anew; a released format never changes")
 
 func sampleHeader() wire.Header {
 	return wire.Header{

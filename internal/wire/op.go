@@ -266,7 +266,8 @@ func (r *Reader) genesis() *Genesis {
 	g.EntryWindow = r.Uvarint()
 	g.MaxSequences = r.Uvarint()
 	g.HaltOnExhaustion = r.Bool()
-	if g.Epoch == 0 || g.KeyWindow == 0 || g.KeyWindow > MaxWindow || g.EntryWindow == 0 || g.EntryWindow > MaxWindow || g.MaxSequences > MaxSequences {
+	if g.Epoch == 0 || g.KeyWindow == 0 || g.KeyWindow > MaxWindow || g.EntryWindow == 0 || g.EntryWindow > MaxWindow ||
+		g.MaxSequences > MaxSequences {
 		r.fail(errOp)
 	}
 	return g

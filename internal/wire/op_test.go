@@ -3,6 +3,7 @@ package wire_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -104,7 +105,7 @@ func TestOpsOutOfBounds(t *testing.T) {
 	check := func(c wire.Check) wire.Op { return wire.Op{Kind: wire.KindCheck, Name: []byte("n1"), Check: &c} }
 	nodes := func(n int) (names []string) {
 		for i := range n {
-			names = append(names, strings.Repeat("n", i+1))
+			names = append(names, fmt.Sprintf("n%d", i))
 		}
 		return names
 	}
@@ -127,7 +128,7 @@ func TestOpsOutOfBounds(t *testing.T) {
 		"check, long reason":      check(wire.Check{Reason: string(long(513))}),
 		"genesis, epoch 0":        genesis(func(g *wire.Genesis) { g.Epoch = 0 }),
 		"genesis, no node":        genesis(func(g *wire.Genesis) { g.Nodes = nil }),
-		"genesis, 65 nodes":       genesis(func(g *wire.Genesis) { g.Nodes = slices.Repeat(nodes(13), 5) }),
+		"genesis, 65 nodes":       genesis(func(g *wire.Genesis) { g.Nodes = nodes(65) }),
 		"genesis, a node twice":   genesis(func(g *wire.Genesis) { g.Nodes = []string{"n1", "n2", "n1"} }),
 		"genesis, empty node":     genesis(func(g *wire.Genesis) { g.Nodes = []string{"n1", ""} }),
 		"genesis, long node":      genesis(func(g *wire.Genesis) { g.Nodes = []string{string(long(65))} }),
