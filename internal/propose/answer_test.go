@@ -271,15 +271,17 @@ func (r *rig) fill() (in []*asked) {
 // The queue is bounded in bytes as well, since a request may be large.
 func TestQueueBytes(t *testing.T) {
 	cfg := small()
-	cfg.MaxWaiting = 1 << 16
+	cfg.MaxWaiting, cfg.MaxOps = 1<<16, wire.MaxEntryOps
+	op := wire.AppendOp(nil, &wire.Op{Kind: wire.KindResume, Name: bytes.Repeat([]byte("a"), allocnode.MaxNameLen)})
+	n := cfg.MaxBytes / len(op)
 	bubble(t, cfg, func(r *rig) {
 		big := func() *asked {
 			a := r.make(1, time.Second)
-			a.req.Ops = make([]byte, cfg.MaxBytes)
+			a.req.Ops, a.req.N = bytes.Repeat(op, n), n
 			r.p.Submit(a.req)
 			return a
 		}
-		for range maxWaitingBytes/cfg.MaxBytes + 1 {
+		for range maxWaitingBytes/(n*len(op)) + 1 {
 			r.wantNone(big())
 		}
 		r.wantCode(allocnode.CodeUnavailable, big())
@@ -459,6 +461,31 @@ func TestOutcomesOfAnotherEntry(t *testing.T) {
 				r.wantNone(a, b)
 			}()
 			r.p.Applied(r.decode(r.log()[0]).ID, 1, make([]wire.Outcome, n))
+		})
+	}
+}
+
+// An operation that replicas would not understand is refused at the door: in the log, all nodes would halt at it. Checked:
+// without the call of wire.CheckOps it is appended.
+func TestMalformedOperations(t *testing.T) {
+	good := wire.AppendOp(nil, &wire.Op{Kind: wire.KindAdvance, Name: []byte("orders"), Count: 7})
+	for name, bad := range map[string]struct {
+		ops []byte
+		n   int
+	}{
+		"unknown kind": {[]byte{200}, 1},
+		"cut":          {good[:len(good)-1], 1},
+		"tail":         {append(bytes.Clone(good), 0), 1},
+		"too few":      {good, 2},
+		"too many":     {append(bytes.Clone(good), good...), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, small(), func(r *rig) {
+				a := r.make(1, time.Second)
+				a.req.Ops, a.req.N = bad.ops, bad.n
+				r.p.SubmitControl(a.req)
+				r.wantCode(allocnode.CodeBadRequest, a)
+			})
 		})
 	}
 }

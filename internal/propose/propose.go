@@ -99,9 +99,26 @@ func New(cfg Config, log Log, head func() (uint64, wire.Digest), lost func(seq, 
 
 // Submit takes a user's request. It never blocks; the answer, at once or later, is a call of r.Done.
 func (p *Proposer) Submit(r *Request) {
-	if err := p.enqueue(r); err != nil {
+	err := p.admit(r)
+	if err == nil {
+		err = p.enqueue(r)
+	}
+	if err != nil {
 		r.Done(Result{Err: err})
 	}
+}
+
+// admit refuses what could never stand in an entry. An operation that replicas do not understand must not reach the log
+// from any caller: all of them would halt at it, for good.
+func (p *Proposer) admit(r *Request) *allocnode.Error {
+	if r.N > p.cfg.MaxOps || len(r.Ops) > p.cfg.MaxBytes {
+		return allocnode.Errorf(allocnode.CodeTooLarge, "%d operations of %d bytes: one request may have %d of %d bytes",
+			r.N, len(r.Ops), p.cfg.MaxOps, p.cfg.MaxBytes)
+	}
+	if err := wire.CheckOps(r.Ops, r.N); err != nil {
+		return allocnode.Errorf(allocnode.CodeBadRequest, "malformed: %v", err)
+	}
+	return nil
 }
 
 // SubmitControl takes a request of the node's own: it goes out, and is answered, also while the gate is held or closed.
@@ -120,9 +137,6 @@ func (p *Proposer) enqueue(r *Request) *allocnode.Error {
 	switch {
 	case p.stopped:
 		return allocnode.Errorf(allocnode.CodeUnavailable, "the node is stopping")
-	case r.N > p.cfg.MaxOps || len(r.Ops) > p.cfg.MaxBytes:
-		return allocnode.Errorf(allocnode.CodeTooLarge, "%d operations of %d bytes: one request may have %d of %d bytes",
-			r.N, len(r.Ops), p.cfg.MaxOps, p.cfg.MaxBytes)
 	case !r.control && p.gate == gateClosed:
 		return p.refusal
 	case len(*q) >= p.cfg.MaxWaiting || !r.control && p.bytes > maxWaitingBytes:

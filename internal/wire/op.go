@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"slices"
 )
 
@@ -286,6 +287,20 @@ func (r *Reader) settings() Settings {
 		r.fail(s.Check())
 	}
 	return s
+}
+
+// CheckOps returns nil when ops is n whole operations that every replica of this build will understand. One that it would
+// not must never reach the log: every node would halt at it.
+func CheckOps(ops []byte, n int) error {
+	r := NewReader(ops)
+	for range n {
+		var op Op
+		r.op(&op)
+	}
+	if err := r.Close(); err != nil {
+		return fmt.Errorf("%d operations in %d bytes: %w", n, len(ops), err)
+	}
+	return nil
 }
 
 // Genesis reads a genesis operation, as [AppendOp] wrote it.
