@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -17,8 +18,7 @@ func main() {
 	err := run(ctx, os.Args[1:])
 	stop()
 	if err != nil {
-		// One line each: what is wrong, and how to mend it.
-		for _, line := range strings.Split(err.Error(), "\n") {
+		for _, line := range lines(err) {
 			fmt.Fprintln(os.Stderr, "allocnode:", line)
 		}
 		os.Exit(1)
@@ -32,14 +32,33 @@ func run(ctx context.Context, args []string) error {
 	return root.ExecuteContext(ctx)
 }
 
+// lines is what to print of err: a line for each thing that is wrong, which says how to mend it. One that stands within
+// another, with its context, is not said twice.
+func lines(err error) []string {
+	all := strings.Split(err.Error(), "\n")
+	return slices.DeleteFunc(slices.Clone(all), func(line string) bool {
+		return slices.ContainsFunc(all, func(other string) bool { return len(other) > len(line) && strings.Contains(other, line) })
+	})
+}
+
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "allocnode",
 		Short:         "Unique integer ids for services on NATS, never issued twice",
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("unknown command %q: allocnode --help lists them", args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }, // without it cobra does not look at Args
 	}
-	root.AddCommand(newServe(), newDev(), newVersion())
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w: %s --help lists the flags", err, cmd.CommandPath())
+	})
+	root.AddCommand(newServe(), newDev(), newReserve(), newCreate(), newAdvance(), newInfo(), newList(), newStatus(), newForget(),
+		newResume(), newVersion())
 	return root
 }

@@ -2,59 +2,36 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"strconv"
+	"syscall"
 	"time"
 
-	"github.com/lmittmann/tint"
 	"github.com/spf13/cobra"
 
 	"github.com/allocnode/allocnode/internal/node"
+	"github.com/allocnode/allocnode/internal/wire"
 )
 
 // serveFlags are the flags of serve and dev.
 type serveFlags struct {
-	config    string
-	data      string
-	listen    string
-	name      string
-	logFormat string
-	logLevel  string
+	config string
+	data   string
+	listen string
+	name   string
+	log    logFlags
 }
 
-func (f *serveFlags) add(cmd *cobra.Command, listen string) {
+func (f *serveFlags) add(cmd *cobra.Command, listen, name string) {
 	cmd.Flags().StringVarP(&f.config, "config", "c", "", "configuration `FILE`: nats-server's settings and one alloc block")
 	cmd.Flags().StringVar(&f.data, "data", "", "data `DIR`ectory")
 	cmd.Flags().StringVar(&f.listen, "listen", "", listen)
-	cmd.Flags().StringVar(&f.name, "name", "", "`NAME` of the node")
-	cmd.Flags().StringVar(&f.logFormat, "log-format", "text", "`FORMAT` of the log: text or json")
-	cmd.Flags().StringVar(&f.logLevel, "log-level", "info", "least `LEVEL` logged: debug, info, warn or error")
-}
-
-// logger writes to stderr: in colour on a terminal, plain elsewhere, or JSON.
-func (f *serveFlags) logger() (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
-		return nil, fmt.Errorf("--log-level %q: want debug, info, warn or error", f.logLevel)
-	}
-	switch f.logFormat {
-	case "json":
-		return slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})), nil
-	case "text":
-		return slog.New(tint.NewHandler(os.Stderr, &tint.Options{
-			Level: level, TimeFormat: time.TimeOnly, NoColor: !isTerminal(os.Stderr) || os.Getenv("NO_COLOR") != "",
-		})), nil
-	}
-	return nil, fmt.Errorf("--log-format %q: want text or json", f.logFormat)
-}
-
-func isTerminal(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+	cmd.Flags().StringVar(&f.name, "name", "", name)
+	cmd.Flags().StringVar(&f.log.format, "log-format", "text", "`FORMAT` of the log: text or json")
+	cmd.Flags().StringVar(&f.log.level, "log-level", "info", "least `LEVEL` logged: debug, info, warn or error")
 }
 
 // hostPort splits --listen. Port 0 means any free port.
@@ -73,19 +50,26 @@ func (f *serveFlags) hostPort() (host string, port int, err error) {
 }
 
 // nodeConfig is the configuration of one node from file and flags; a flag wins over the file.
-func (f *serveFlags) nodeConfig(logger *slog.Logger) (node.Config, error) {
+func (f *serveFlags) nodeConfig() (node.Config, error) {
 	cfg := node.DefaultConfig()
-	cfg.Version, cfg.Logger = version, logger
+	cfg.Version = version
 	if f.config != "" {
-		if err := cfg.LoadConfig(f.config, func(err error) { logger.Warn(err.Error()) }); err != nil {
+		// Warnings of nats-server stand in the log again when it starts.
+		if err := cfg.LoadConfig(f.config, func(error) {}); err != nil {
 			return cfg, err
 		}
 	}
 	if f.name != "" {
 		cfg.Name = f.name
+		if cfg.Server != nil {
+			cfg.Server.ServerName = ""
+		}
 	}
 	if f.data != "" {
 		cfg.DataDir = f.data
+		if cfg.Server != nil {
+			cfg.Server.StoreDir = ""
+		}
 	}
 	if f.listen != "" {
 		var err error
@@ -101,34 +85,73 @@ func newServe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run one node",
-		Long: `Run one node until it is told to stop (Ctrl-C or SIGTERM).
+		Long: `Run one node until it is told to stop (Ctrl-C or SIGTERM); a second time ends it at once.
 
 Without a configuration file it is complete and alone: it listens on 127.0.0.1:4222 and keeps its data in ./allocnode-data.
 In a cluster, each node has a file with nats-server's cluster block and alloc { nodes: [...] }.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			logger, err := f.logger()
+			logger, err := f.log.logger(keepForServe)
 			if err != nil {
 				return err
 			}
-			cfg, err := f.nodeConfig(logger)
+			cfg, err := f.nodeConfig()
 			if err != nil {
 				return err
 			}
-			if cfg.DataDir == "" && f.config == "" {
-				cfg.DataDir = "allocnode-data"
+			cfg.Logger = logger
+			if f.config == "" {
+				if cfg.DataDir == "" {
+					cfg.DataDir = "allocnode-data"
+				}
+				if f.listen == "" {
+					cfg.Host, cfg.Port = "127.0.0.1", 4222
+				}
 			}
-			if f.config == "" && f.listen == "" {
-				cfg.Host, cfg.Port = "127.0.0.1", 4222
-			}
+			defer endAtOnce(cmd.Context(), func() {})()
 			return serve(cmd.Context(), cfg)
 		},
 	}
-	f.add(cmd, "client `HOST:PORT`; :0 picks a free port and logs it (default 127.0.0.1:4222, or the file's)")
+	f.add(cmd, "client `HOST:PORT`; :0 picks a free port and logs it (default 127.0.0.1:4222, or the file's)", "`NAME` of the node")
 	return cmd
 }
 
-// serve runs one node, and logs where it can be reached and when it serves.
+// sameSignal is how soon a second signal is still the first one: timeout(1) and some supervisors signal a process and then
+// its group, the process among it.
+const sameSignal = 500 * time.Millisecond
+
+// endAtOnce has the next signal after the one that ended ctx end the process, after cleanup, with the status that shells
+// give to an interrupted one. The function that it returns takes that back.
+func endAtOnce(ctx context.Context, cleanup func()) (stop func()) {
+	signals, done := make(chan os.Signal, 1), make(chan struct{})
+	off := context.AfterFunc(ctx, func() {
+		first := time.Now()
+		signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+		defer signal.Stop(signals)
+		for {
+			select {
+			case <-done:
+				return
+			case <-signals:
+				if time.Since(first) < sameSignal {
+					continue
+				}
+				cleanup()
+				fmt.Fprintln(os.Stderr, "allocnode: ended at once, without waiting for an orderly stop")
+				os.Exit(130)
+			}
+		}
+	})
+	return func() {
+		off()
+		close(done)
+	}
+}
+
+// watchEvery is how often a node that is not ready is asked why.
+const watchEvery = time.Second
+
+// serve runs one node, and logs where it can be reached, when it serves, and why not where that lasts.
 func serve(ctx context.Context, cfg node.Config) error {
 	n, err := node.New(cfg)
 	if err != nil {
@@ -138,6 +161,9 @@ func serve(ctx context.Context, cfg node.Config) error {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- n.Run(ctx) }()
+
+	var tick <-chan time.Time
+	var reasons lasting
 	started, ready := n.Started(), n.Ready()
 	for {
 		select {
@@ -146,13 +172,38 @@ func serve(ctx context.Context, cfg node.Config) error {
 		case <-started:
 			cfg.Logger.Info("listening", "url", n.ClientURL(), "data", cfg.DataDir)
 			started = nil
+			ticker := time.NewTicker(watchEvery)
+			defer ticker.Stop()
+			tick = ticker.C
 		case <-ready:
 			ready = nil
 			if s := n.Status(); s.Ready {
 				cfg.Logger.Info("ready", "cluster", s.Cluster, "role", s.Role, "sequences", s.Sequences)
 			}
+		case <-tick:
+			if s := n.Status(); reasons.news(s) {
+				cfg.Logger.Info("not serving", "state", s.State, "reason", s.Reason)
+			}
 		}
 	}
 }
 
-var errNoNodes = errors.New("--nodes: want 1, or an odd number from 3 to 9")
+// lasting finds what is worth a line among the reasons for which a node does not serve: those that are still there at the
+// next look, once each.
+type lasting struct{ seen, told string }
+
+func (l *lasting) news(s wire.Status) bool {
+	before := l.seen
+	l.seen = s.Reason
+	switch {
+	case s.Ready:
+		l.told = ""
+		return false
+	case s.State == wire.StateFenced, s.State == wire.StateHalted, s.State == wire.StateStopping:
+		return false // the node logs these itself
+	case s.Reason != before || s.Reason == l.told || s.Reason == s.State: // "starting" says nothing
+		return false
+	}
+	l.told = s.Reason
+	return true
+}

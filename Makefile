@@ -1,0 +1,65 @@
+# Targets are documented by the comment after each name; `make` alone prints them.
+
+GO        ?= go
+TOOLS     := $(CURDIR)/.tools
+NATS      := $(TOOLS)/nats
+STATIC    := $(TOOLS)/staticcheck
+FUZZTIME  ?= 10s
+BENCHTIME ?= 1x
+
+# The real binary's tests run by themselves: beside others they would measure the machine's load.
+LIST := set -e; pkgs=$$($(GO) list ./...); pkgs=$$(echo "$$pkgs" | grep -v '/internal/e2e$$')
+
+# Two cores have enough to do with one target.
+.NOTPARALLEL:
+
+.PHONY: help build run test unit e2e fuzz bench fmt lint tools clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build bin/allocnode
+	$(GO) build -o bin/allocnode ./cmd/allocnode
+
+run: build ## start three nodes on this machine, reserve 1000 ids, stay until Ctrl-C; DATA=dir keeps the data
+	@exec bin/allocnode dev --try orders:1000 $(if $(DATA),--data '$(DATA)')
+
+test: tools lint unit fuzz e2e ## everything: lint, tests with the race detector, fuzzing, the real binary (under 10 minutes)
+
+unit: ## the packages' tests with the race detector
+	@$(LIST); $(GO) test -race -timeout 6m $$pkgs
+
+e2e: tools ## the real binary and the real nats CLI, with the race detector
+	$(GO) test -race -timeout 8m ./internal/e2e
+
+# One target at a time is all that go test takes.
+fuzz: ## each fuzz target for FUZZTIME (10s)
+	@$(LIST); for pkg in $$pkgs; do \
+		for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+			echo "fuzz $$pkg $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -timeout 3m $$pkg; \
+		done; \
+	done
+
+bench: ## the benchmarks whose figures stand in docs/DESIGN.md
+	$(GO) test -run '^$$' -bench . -benchtime $(BENCHTIME) -timeout 30m ./internal/benchmark
+
+fmt: ## format the code
+	gofmt -w $$(git ls-files -co --exclude-standard '*.go')
+
+lint: $(STATIC) ## gofmt, go vet, staticcheck
+	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
+		test -z "$$unformatted" || { echo "not formatted, make fmt does it:"; echo "$$unformatted"; exit 1; }
+	$(GO) vet ./...
+	$(STATIC) ./...
+
+tools: $(NATS) $(STATIC) ## fetch what the tests need into .tools
+
+$(NATS):
+	GOBIN=$(TOOLS) $(GO) install github.com/nats-io/natscli/nats@v0.5.1
+
+$(STATIC):
+	GOBIN=$(TOOLS) $(GO) install honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+clean: ## remove what was built and fetched
+	rm -rf bin .tools

@@ -1,0 +1,136 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"github.com/allocnode/allocnode"
+)
+
+// Reserve reserves count ids of sequence, 1 to the sequence's max_count, through the log. It waits for as long as ctx
+// lasts. Errors: [allocnode.ErrBadRequest], ErrNotFound (the cluster creates no sequences on first use), ErrConflict (the
+// key was used with other parameters), ErrExhausted (its Error says how many remain), ErrKeyExpired and ErrTooLarge are
+// final, and nothing was carved for this call; but with ErrKeyExpired an earlier one of that key may have been answered.
+// ErrUnavailable with ctx's error: ctx ended and nothing was carved. [*UnknownOutcomeError]: ctx ended and it may have been.
+func (c *Client) Reserve(ctx context.Context, sequence string, count uint64, opts ...ReserveOption) (allocnode.Range, error) {
+	q := call{sequence: sequence, count: count}
+	if len(opts) > 0 {
+		given := q // options want a pointer: only calls that have any pay for it
+		for _, o := range opts {
+			o(&given)
+		}
+		q = given
+	}
+	r, err := c.reserve(ctx, q)
+	if err != nil {
+		return allocnode.Range{}, fmt.Errorf("reserve %d ids of %q: %w", count, sequence, err)
+	}
+	return r, nil
+}
+
+func (c *Client) reserve(ctx context.Context, q call) (allocnode.Range, error) {
+	if err := q.check(); err != nil {
+		return allocnode.Range{}, err
+	}
+	if limit, ok := c.limits.Load(q.sequence); ok && q.count > limit.(uint64) {
+		return allocnode.Range{}, badRequest("count %d is above max_count %d of %s", q.count, limit, q.sequence)
+	}
+	if ctx.Err() != nil {
+		return allocnode.Range{}, &unsentError{cause: cause(ctx)}
+	}
+	c.stats.calls.Add(1)
+	s, err := c.merge.reclaim(c, &q)
+	if s == nil && err == nil {
+		s = seats.Get().(*seat)
+		*s = seat{call: q, ch: s.ch}
+		s.since, s.alone = sinceOf(q.key)
+		err = c.merge.enqueue(c, s)
+	}
+	if err != nil {
+		return allocnode.Range{}, err
+	}
+	var o outcome
+	select {
+	case o = <-s.ch:
+		if q.key == "" {
+			seats.Put(s) // whoever gave the outcome is done with it
+		}
+	case <-ctx.Done():
+		o = c.leave(ctx, s)
+	}
+	if o.err != nil {
+		return allocnode.Range{}, o.err
+	}
+	if q.receipt != nil {
+		*q.receipt = Receipt{Seq: o.seq, Cluster: c.Cluster()}
+	}
+	return o.r, nil
+}
+
+// seats keeps the places of calls that got their outcome the ordinary way. A seat whose caller left is not among them: a
+// flight may still answer it. Nor is one with a key, which may be among the lost ones.
+var seats = sync.Pool{New: func() any { return &seat{ch: make(chan outcome, 1)} }}
+
+// leave is what a caller does whose context has ended. It takes nothing from the others: its place in a request that was
+// sent stays where it is.
+func (c *Client) leave(ctx context.Context, s *seat) outcome {
+	why := cause(ctx)
+	m := &c.merge
+	m.mu.Lock()
+	f := s.flight
+	if f == nil {
+		m.leftLocked(s)
+		m.mu.Unlock()
+		return s.outcomeOr(&unsentError{cause: why, last: s.last})
+	}
+	if f.landed { // the outcome is on its way
+		m.mu.Unlock()
+		return <-s.ch
+	}
+	s.left = true
+	f.attached--
+	last, done := f.attached == 0, f.done
+	if last {
+		f.cancel(why)
+	}
+	m.mu.Unlock()
+	if last {
+		<-done // so that it is known whether anything was sent
+	}
+
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case s.dropped || last && f.open == 0:
+		return s.outcomeOr(&unsentError{cause: why, last: s.last})
+	case f.landed:
+		return s.outcomeOr(&UnknownOutcomeError{Key: f.keyOf(s), Err: why})
+	}
+	var unknown *UnknownOutcomeError
+	if last && errors.As(f.err, &unknown) {
+		why = unknown.Err
+	}
+	m.lost.add(f.keyOf(s), s)
+	return s.outcomeOr(&UnknownOutcomeError{Key: f.keyOf(s), Err: why})
+}
+
+// outcomeOr is the outcome, if it came just now, or err.
+func (s *seat) outcomeOr(err error) outcome {
+	select {
+	case o := <-s.ch:
+		return o
+	default:
+		return outcome{err: err}
+	}
+}
+
+// keyOf is what names the reservation of s: the key of its item, or its place under the key of the list.
+func (f *flight) keyOf(s *seat) string {
+	if s.wireKey != "" {
+		return s.wireKey
+	}
+	return f.key + "." + strconv.Itoa(s.place)
+}

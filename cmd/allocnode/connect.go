@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/spf13/cobra"
+	"github.com/synadia-io/orbit.go/natscontext"
+
+	"github.com/allocnode/allocnode"
+	"github.com/allocnode/allocnode/client"
+	"github.com/allocnode/allocnode/internal/wire"
+)
+
+// connFlags are the flags of every command that asks a cluster.
+type connFlags struct {
+	server   string
+	creds    string
+	user     string
+	password string
+	context  string
+	prefix   string
+	timeout  time.Duration
+	json     bool
+}
+
+func (f *connFlags) add(cmd *cobra.Command) {
+	fs := cmd.Flags()
+	fs.StringVarP(&f.server, "server", "s", "", "`URL`s of the servers, joined by commas (default $NATS_URL, or "+nats.DefaultURL+")")
+	fs.StringVar(&f.creds, "creds", "", "`FILE` with the user's credentials (default $NATS_CREDS)")
+	fs.StringVar(&f.user, "user", "", "`NAME` of the user (default $NATS_USER)")
+	fs.StringVar(&f.password, "password", "", "`PASSWORD` of the user (default $NATS_PASSWORD, which other users of the machine cannot see)")
+	fs.StringVar(&f.context, "context", "", "`NAME` of a context of the nats command line, instead of the flags above")
+	fs.StringVar(&f.prefix, "prefix", "alloc", "`SUBJECT` that the cluster's subjects begin with")
+	fs.DurationVar(&f.timeout, "timeout", 5*time.Second, "how long to wait for the answer in all, connecting included")
+	fs.BoolVar(&f.json, "json", false, "print the reply as JSON")
+}
+
+func (f *connFlags) check() error {
+	switch {
+	case f.timeout <= 0:
+		return fmt.Errorf("--timeout %s: want more than 0, such as 5s", f.timeout)
+	case allocnode.CheckName(f.prefix) != nil:
+		return fmt.Errorf("--prefix %q: want subject tokens of letters, digits, '_' and '-' joined by dots", f.prefix)
+	case f.context != "" && f.server+f.creds+f.user+f.password != "":
+		return errors.New("--context says which servers and which user: leave --server, --creds, --user and --password out")
+	case f.creds != "" && f.user != "":
+		return errors.New("--creds and --user are two ways to say who asks: leave one out")
+	case f.user == "" && f.password != "":
+		return errors.New("--password: --user NAME is missing")
+	}
+	return nil
+}
+
+// connect connects as the flags say, and where they are silent, as the environment of the nats command line does.
+func (f *connFlags) connect(fail func(error)) (*nats.Conn, error) {
+	opts := []nats.Option{
+		nats.Name("allocnode command line"), nats.Timeout(f.timeout),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			// The server says nothing to the request itself: without this it would look as if no node answered.
+			if errors.Is(err, nats.ErrPermissionViolation) {
+				fail(fmt.Errorf("%w: this user may not ask that", err))
+			}
+		}),
+	}
+	if f.context != "" {
+		nc, _, err := natscontext.Connect(f.context, opts...)
+		if err != nil {
+			return nil, fmt.Errorf("connect with the context %s: %w: nats context ls lists them, nats context edit changes one",
+				f.context, err)
+		}
+		return nc, nil
+	}
+	or := func(flag, env string) string {
+		if flag != "" || f.creds+f.user != "" && env != "NATS_PASSWORD" && env != "NATS_URL" {
+			return flag
+		}
+		return os.Getenv(env)
+	}
+	creds, user := or(f.creds, "NATS_CREDS"), or(f.user, "NATS_USER")
+	switch {
+	case creds != "":
+		opts = append(opts, nats.UserCredentials(creds))
+	case user != "":
+		opts = append(opts, nats.UserInfo(user, or(f.password, "NATS_PASSWORD")))
+	}
+	url := or(f.server, "NATS_URL")
+	if url == "" {
+		url = nats.DefaultURL
+	}
+	nc, err := nats.Connect(url, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w: is a node up there? --server or $NATS_URL names another, "+
+			"--creds, --user or --context the user", url, err)
+	}
+	return nc, nil
+}
+
+// ask connects, lets fn ask, and disconnects. What fn prints goes to out.
+func (f *connFlags) ask(cmd *cobra.Command, fn func(ctx context.Context, c *client.Client, out io.Writer) error) (err error) {
+	if err := f.check(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(cmd.Context())
+	defer cancel(nil)
+	ctx, stop := context.WithTimeoutCause(ctx, f.timeout, fmt.Errorf("%w after --timeout %s", context.DeadlineExceeded,
+		f.timeout))
+	defer stop()
+	nc, err := f.connect(cancel)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	c, err := client.New(nc, client.WithPrefix(f.prefix))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err = fn(ctx, c, cmd.OutOrStdout()); err != nil && f.json {
+		f.printError(cmd.OutOrStdout(), c, err)
+	}
+	return err
+}
+
+// printError prints what went wrong as a node would have said it.
+func (f *connFlags) printError(out io.Writer, c *client.Client, err error) {
+	var refusal *allocnode.Error
+	switch {
+	case errors.Is(err, allocnode.ErrUnknownOutcome):
+		refusal = allocnode.Errorf(allocnode.CodeUnknownOutcome, "%v", err)
+	case !errors.As(err, &refusal):
+		return
+	}
+	fmt.Fprintf(out, "%s\n", wire.AppendErrorReply(nil, refusal, clusterOf(c)))
+}
+
+// clusterOf is the cluster that has answered, for replies in JSON.
+func clusterOf(c *client.Client) wire.ID {
+	id, err := wire.ParseID(c.Cluster())
+	if err != nil {
+		return wire.ID{} // none has
+	}
+	return id
+}
+
+// number reads a number of an argument or flag, from least up.
+func number(what, text string, least uint64) (uint64, error) {
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || n < least || n > math.MaxInt64 {
+		return 0, fmt.Errorf("%s %q: want a whole number from %d to %d", what, text, least, allocnode.MaxID)
+	}
+	return n, nil
+}
+
+// exactly wants the named arguments, all of them.
+func exactly(names ...string) cobra.PositionalArgs { return between(len(names), names...) }
+
+// between wants the first least of the named arguments, and allows the others.
+func between(least int, names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < least {
+			return fmt.Errorf("%s is missing: %s", names[len(args)], cmd.UseLine())
+		}
+		if len(args) > len(names) {
+			return fmt.Errorf("%q is one argument too many: %s", args[len(names)], cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// printArray prints JSON objects as one array.
+func printArray(out io.Writer, elements []json.RawMessage) error {
+	b, err := json.Marshal(elements)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s\n", b)
+	return err
+}
