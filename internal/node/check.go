@@ -2,11 +2,13 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
+	"math/bits"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/allocnode/allocnode"
@@ -51,25 +53,29 @@ type checker struct {
 	guard   *guard
 	logger  *slog.Logger
 
-	wake chan struct{} // capacity 1
+	wake   chan struct{} // capacity 1
+	stored atomic.Uint64 // acknowledgements of this node's entries
 
-	mu     sync.Mutex // guards all below
-	due    bool       // a round of this node's own must begin
-	ticket uint64     // of the guard's last Hold
-	round  uint64     // seq of the entry that asks; 0 while none is under way
-	began  time.Time
-	asked  uint64                // seq of the last entry of another node that asks
-	said   uint64                // cursor in the last check entry of this node
-	seen   map[string]lastChecks // by node
+	mu      sync.Mutex // guards all below
+	due     bool       // a round of this node's own must begin
+	again   bool       // the round under way asks once more
+	waited  int        // how many times askAgain has passed since Begin
+	ticket  uint64     // of the guard's last Hold
+	round   uint64     // seq of the entry that asked first; 0 while no round is under way
+	began   time.Time
+	asked   uint64            // seq of the last entry of another node that asks
+	said    uint64            // cursor in the last check entry of this node
+	seen    map[string]uint64 // by node, the cursor in those of its check entries whose digest is this node's
+	differ  map[string]bool   // nodes whose last digest was another than this node's
+	suspect bool              // the replica cannot follow the log: ask the leader for the proof
+	proof   string            // found against the log, and not yet published
 }
 
-// lastChecks is what is known of one node's check entries.
-type lastChecks struct{ cursor uint64 }
-
-func newChecker(node string, catalog wire.ID, witness apply.Head, log leaderReader, r *replica, prop controlProposer, g *guard, logger *slog.Logger) *checker {
+func newChecker(node string, catalog wire.ID, witness apply.Head, log leaderReader, r *replica, prop controlProposer, g *guard,
+	logger *slog.Logger) *checker {
 	return &checker{
 		node: node, catalog: catalog, witness: witness, log: log, replica: r, prop: prop, guard: g, logger: logger,
-		wake: make(chan struct{}, 1), seen: make(map[string]lastChecks),
+		wake: make(chan struct{}, 1), seen: make(map[string]uint64), differ: make(map[string]bool),
 	}
 }
 
@@ -77,11 +83,23 @@ func newChecker(node string, catalog wire.ID, witness apply.Head, log leaderRead
 func (c *checker) Begin(why string) {
 	c.mu.Lock()
 	c.ticket = c.guard.Hold("checking the log: " + why)
-	c.due, c.round = true, 0
+	c.due, c.round, c.waited = true, 0, 0
 	c.mu.Unlock()
 	c.logger.Info("check the log", "because", why)
 	c.signal()
 }
+
+// Suspect has the leader asked for a proof of what the replica, which has fenced this node, found in the log. Others may
+// remember less and must learn of it.
+func (c *checker) Suspect() {
+	c.mu.Lock()
+	c.suspect = true
+	c.mu.Unlock()
+	c.signal()
+}
+
+// Stored tells that the log has acknowledged an entry of this node.
+func (c *checker) Stored() { c.stored.Add(1) }
 
 func (c *checker) signal() {
 	select {
@@ -90,11 +108,14 @@ func (c *checker) signal() {
 	}
 }
 
-// Observe takes an accepted check entry, from the replica, in log order.
-func (c *checker) Observe(seq uint64, e *wire.Entry, op *wire.Op) {
+// Observe takes an accepted check entry, from the replica, in log order. Only a node that has the same state gives its word.
+func (c *checker) Observe(seq uint64, e *wire.Entry, op *wire.Op, agrees agreement) {
 	node := string(e.Node)
 	c.mu.Lock()
-	c.seen[node] = lastChecks{cursor: max(c.seen[node].cursor, e.Cursor)}
+	if agrees == agreed {
+		c.seen[node] = max(c.seen[node], e.Cursor)
+		delete(c.differ, node)
+	}
 	switch {
 	case node == c.node:
 		c.said = max(c.said, e.Cursor)
@@ -106,24 +127,53 @@ func (c *checker) Observe(seq uint64, e *wire.Entry, op *wire.Op) {
 	c.signal()
 }
 
-// conclude opens the guard when the round under way has its majority.
-func (c *checker) conclude() {
-	var nodes []string
+// Differs tells that node has another state than this one, at one seq. One of the two is wrong, and the majority decides
+// which: a check begins, in which only those count that agree. The minority never gets its majority.
+func (c *checker) Differs(node string, cursor uint64) {
+	nodes := c.named()
+	c.mu.Lock()
+	known := c.differ[node]
+	c.differ[node] = true
+	others := 0
+	for _, n := range nodes {
+		if c.differ[n] {
+			others++
+		}
+	}
+	c.mu.Unlock()
+	if known {
+		return // one check for each change of mind, not for each entry
+	}
+	why := fmt.Sprintf("the state of %s at seq %d is another than this node's", node, cursor)
+	c.logger.Error("replicas differ", "node", node, "seq", cursor)
+	c.Begin(why)
+	if others > len(nodes)/2 {
+		c.refused("this node's state differs from that of a majority: " + why)
+	}
+}
+
+func (c *checker) named() (nodes []string) {
 	c.replica.View(func(m *apply.Machine) {
 		if g := m.Genesis(); g != nil {
 			nodes = g.Nodes
 		}
 	})
+	return nodes
+}
+
+// conclude opens the guard when the round under way has its majority.
+func (c *checker) conclude() {
+	nodes := c.named()
 	c.mu.Lock()
 	var missing []string
 	for _, n := range nodes {
-		if n != c.node && c.seen[n].cursor < c.round {
+		if n != c.node && c.seen[n] < c.round {
 			missing = append(missing, n)
 		}
 	}
 	done := c.round > 0 && !c.due && len(nodes)-len(missing) > len(nodes)/2
 	if c.round > 0 && !done {
-		c.guard.Await(fmt.Sprintf("waiting for the word of a majority: nothing yet from %v", missing))
+		c.guard.Await("waiting for the word of a majority: none of the same state yet from " + strings.Join(missing, ", "))
 	}
 	ticket, took := c.ticket, time.Since(c.began)
 	if done {
@@ -137,20 +187,22 @@ func (c *checker) conclude() {
 
 const (
 	checkTimeout = 4 * time.Second // for one question to the leader, and for one entry
-	askAgain     = 5 * time.Second // a round without its majority asks again
+	askAgain     = 5 * time.Second // a round without its majority asks again after 1, 2, 4, … of these, at most askAtLeast
+	askAtLeast   = 64              // since each time is an entry, and a node that comes back says its word unasked
 	retryPause   = 250 * time.Millisecond
 )
 
-// Run makes rounds, and answers those of others, until ctx ends or the node is fenced.
+// Run makes rounds, and answers those of others, until ctx ends. Of a node that is fenced it publishes the proof.
 func (c *checker) Run(ctx context.Context) error {
 	again := time.NewTicker(askAgain)
 	defer again.Stop()
 	for {
 		for c.next() {
 			if c.guard.Fenced() {
-				break
-			}
-			if c.check(ctx) {
+				if c.prove(ctx) {
+					continue
+				}
+			} else if c.check(ctx) {
 				continue
 			}
 			select {
@@ -165,23 +217,30 @@ func (c *checker) Run(ctx context.Context) error {
 		case <-c.wake:
 		case <-again.C:
 			c.mu.Lock()
-			c.due = c.due || c.round > 0
+			if c.round > 0 {
+				c.waited++
+				c.again = bits.OnesCount(uint(c.waited)) == 1 || c.waited%askAtLeast == 0
+			}
 			c.mu.Unlock()
 		}
 	}
 }
 
-// next reports whether a check entry is due: for a round of this node's own, or as the answer to another's.
+// next reports whether a check entry is due: for a round of this node's own, or as the answer to another's; or of a node
+// that is fenced, the proof.
 func (c *checker) next() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.due || c.asked > c.said
+	if c.guard.Fenced() {
+		return c.suspect || c.proof != ""
+	}
+	return c.due || c.again || c.asked > c.said
 }
 
 // check compares, publishes what it found, and acts on it. It reports false when it must be tried again.
 func (c *checker) check(ctx context.Context) bool {
 	c.mu.Lock()
-	ask, ticket := c.due, c.ticket
+	ask, ticket := c.due || c.again, c.ticket
 	c.began = time.Now()
 	c.mu.Unlock()
 
@@ -194,10 +253,10 @@ func (c *checker) check(ctx context.Context) bool {
 		return false
 	}
 	if found.problem != "" {
-		if found.publish {
-			c.propose(ctx, &wire.Check{CatalogID: c.catalog, Verdict: wire.VerdictContradiction, Reason: cut(found.problem, wire.MaxReasonLen)})
+		c.proven(found)
+		if c.guard.Fence(found.problem) {
+			c.logger.Error("fenced: this node issues no more ids", "reason", found.problem)
 		}
-		c.guard.Fence(found.problem)
 		return true
 	}
 
@@ -213,11 +272,49 @@ func (c *checker) check(ctx context.Context) bool {
 		return c.refused(refused.(*allocnode.Error).Message)
 	}
 	c.mu.Lock()
-	if ask && ticket == c.ticket {
+	c.again = false
+	if c.due && ask && ticket == c.ticket {
 		c.due, c.round = false, seq
 	}
 	c.mu.Unlock()
 	c.conclude()
+	return true
+}
+
+// proven keeps what is to be published of a finding.
+func (c *checker) proven(found finding) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.suspect = false
+	if found.publish {
+		c.proof = found.problem
+	}
+}
+
+// prove publishes why this node is fenced, so that those learn it who remember less. It reports false when it must be
+// tried again. Since this node may be unable to apply what it publishes, the log's acknowledgement ends it.
+func (c *checker) prove(ctx context.Context) bool {
+	c.mu.Lock()
+	proof := c.proof
+	c.mu.Unlock()
+	if proof == "" {
+		found, err := c.compareLong(ctx)
+		if err != nil {
+			c.logger.Debug("compare with the log", "error", err)
+			return false
+		}
+		c.proven(found)
+		return true
+	}
+	before := c.stored.Load()
+	check := &wire.Check{CatalogID: c.catalog, Verdict: wire.VerdictContradiction, Reason: cut(proof, wire.MaxReasonLen)}
+	_, _, err := c.propose(ctx, check)
+	if err != nil && c.stored.Load() == before {
+		return false
+	}
+	c.mu.Lock()
+	c.proof = ""
+	c.mu.Unlock()
 	return true
 }
 
@@ -247,131 +344,6 @@ func (c *checker) refused(why string) bool {
 	c.ticket = c.guard.Hold(why)
 	c.due = true
 	return false
-}
-
-// finding is what a comparison gave; the zero finding is none.
-type finding struct {
-	problem string
-
-	// publish says that the proof belongs into the log: it is the same log, and others may remember less. A stream that
-	// is another cluster's must not be told.
-	publish bool
-
-	// gone says that no entry of one's own can confirm the finding, since there is no log of ours to put it into.
-	gone bool
-}
-
-// compareTwice compares with the log. A problem counts only when it is still there after an entry of this node's own was
-// applied, since a deposed leader answers too and knows less; where no entry can be made, only when the answer stays the
-// same for a while.
-func (c *checker) compareTwice(ctx context.Context) (finding, error) {
-	first, err := c.compare(ctx)
-	if err != nil || first.problem == "" {
-		return finding{}, err
-	}
-	c.logger.Warn("the log differs from what this node remembers: look again", "found", first.problem)
-	c.guard.Await("looking again: " + first.problem)
-	if !first.gone {
-		if _, _, err := c.submit(ctx, wire.AppendOp(nil, &wire.Op{Kind: wire.KindBarrier})); err != nil {
-			return finding{}, err
-		}
-		return c.compare(ctx)
-	}
-	for range 5 {
-		select {
-		case <-ctx.Done():
-			return finding{}, context.Cause(ctx)
-		case <-time.After(time.Second):
-		}
-		if again, err := c.compare(ctx); err != nil || again.problem == "" || !again.gone {
-			return finding{}, errors.Join(err, errors.New("the leader's answer changed"))
-		}
-	}
-	return first, nil
-}
-
-// compare asks the stream's leader once.
-func (c *checker) compare(ctx context.Context) (finding, error) {
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-
-	var head apply.Head
-	var genesis *wire.Genesis
-	var applied wire.Digest
-	c.replica.View(func(m *apply.Machine) {
-		head, genesis = m.Head(), m.Genesis()
-		applied, _ = m.EntryHash(head.Cursor)
-	})
-	id, err := c.log.Identity(ctx)
-	var config *jetstream.StreamConfigError
-	switch {
-	case errors.Is(err, jetstream.ErrNoStream):
-		return finding{problem: "the log is gone: there is no stream", gone: true}, nil
-	case errors.As(err, &config):
-		return finding{problem: config.Error(), gone: true}, nil
-	case err != nil:
-		return finding{}, err
-	}
-	if f := compareIdentity(id, head, c.witness, genesis); f.problem != "" {
-		return f, nil
-	}
-	if err := c.catchUp(ctx, id.LastSeq); err != nil {
-		return finding{}, err
-	}
-	if head.Cursor == 0 {
-		return finding{}, nil
-	}
-	msg, err := c.log.Get(ctx, head.Cursor)
-	switch {
-	case errors.Is(err, jetstream.ErrNoMessage):
-		return finding{problem: fmt.Sprintf("the log holds no entry at seq %d, which this node has applied", head.Cursor), publish: true}, nil
-	case err != nil:
-		return finding{}, err
-	case apply.HashEntry(msg.Data) != applied:
-		return finding{problem: fmt.Sprintf("the log was rewritten: at seq %d stands another entry than this node applied there", head.Cursor), publish: true}, nil
-	}
-	return finding{}, nil
-}
-
-// compareIdentity holds what the leader says of the stream against what the node remembers of it.
-func compareIdentity(id jetstream.Identity, head, witness apply.Head, genesis *wire.Genesis) finding {
-	known := head
-	if known.ClusterID.IsZero() {
-		known = witness
-	}
-	remembered := max(head.Cursor, witness.Cursor)
-	switch {
-	case !known.ClusterID.IsZero() && id.ClusterID != known.ClusterID:
-		return finding{problem: fmt.Sprintf("the log here is of cluster %s, this node's data are of cluster %s", id.ClusterID, known.ClusterID), gone: true}
-	case known.Epoch != 0 && id.Epoch != known.Epoch:
-		return finding{problem: fmt.Sprintf("the log here is of epoch %d, this node's data are of epoch %d", id.Epoch, known.Epoch), gone: true}
-	case genesis != nil && id.Created.UnixNano() != genesis.Created:
-		return finding{problem: fmt.Sprintf("the log was made anew at %s: this node has applied seq %d of the one made at %s",
-			id.Created.UTC().Format(time.RFC3339Nano), head.Cursor, time.Unix(0, genesis.Created).UTC().Format(time.RFC3339Nano)), gone: true}
-	case id.FirstSeq > 1:
-		return finding{problem: fmt.Sprintf("the log was purged: it begins at seq %d", id.FirstSeq), gone: true}
-	case id.LastSeq < remembered:
-		return finding{problem: fmt.Sprintf("the log lost entries: it ends at seq %d, this node has applied seq %d", id.LastSeq, remembered), publish: true}
-	}
-	return finding{}
-}
-
-// catchUp waits until the replica has applied seq.
-func (c *checker) catchUp(ctx context.Context, seq uint64) error {
-	ticker := time.NewTicker(2 * time.Millisecond)
-	defer ticker.Stop()
-	c.replica.Expect(seq)
-	for {
-		cursor := c.replica.Head().Cursor
-		if cursor >= seq {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("applied seq %d of %d", cursor, seq)
-		case <-ticker.C:
-		}
-	}
 }
 
 // propose puts a check entry into the log and waits until it is applied here.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -50,8 +51,8 @@ type Config struct {
 	// Timeout is how long a request may take until it has an answer: above 0, below the usual client time-out of 5 s.
 	Timeout time.Duration
 
-	Version string
-	Logger  *slog.Logger
+	Version string       // in SemVer's syntax, as NATS services want it
+	Logger  *slog.Logger // nil: slog.Default()
 }
 
 // DefaultConfig is a node that is alone, without a data directory.
@@ -63,9 +64,14 @@ func DefaultConfig() Config {
 		Defaults:   wire.Settings{First: 1, Max: allocnode.DefaultMax, MaxCount: allocnode.DefaultMaxCount},
 		Genesis:    wire.Genesis{KeyWindow: 131_072, EntryWindow: 16_384, MaxSequences: 1_000_000},
 		Timeout:    4 * time.Second,
+		Version:    "0.0.0",
 		Logger:     slog.Default(),
 	}
 }
+
+// semVer is what nats.go's micro accepts as a version; it would say so only when the node begins to serve.
+var semVer = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)` +
+	`(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)
 
 // maxTimeout keeps a node's answer ahead of the 5 s after which NATS clients give up.
 const maxTimeout = 4500 * time.Millisecond
@@ -104,10 +110,11 @@ func (c *Config) Validate() error {
 		fault("nodes: %d named, want 3 or more: the log is replicated three ways", len(c.Nodes))
 	case !c.clustered() && len(c.Nodes) > 1:
 		fault("nodes: %d named, but there is no cluster block with routes to reach them", len(c.Nodes))
-	case len(c.Nodes) > 0 && !slices.Contains(c.Nodes, c.Name):
-		fault("nodes: this node, %q, is not among %s", c.Name, strings.Join(c.Nodes, ", "))
 	case len(c.Nodes) > 64:
 		fault("nodes: %d named, at most 64", len(c.Nodes))
+	}
+	if len(c.Nodes) > 0 && !slices.Contains(c.Nodes, c.Name) {
+		fault("nodes: this node, %q, is not among %s", c.Name, strings.Join(c.Nodes, ", "))
 	}
 	if err := c.Defaults.Check(); err != nil {
 		fault("defaults: %w", err)
@@ -122,14 +129,20 @@ func (c *Config) Validate() error {
 			fault("%s %d: want 1 to %d", w.key, w.n, w.most)
 		}
 	}
+	if !semVer.MatchString(c.Version) {
+		fault("version %q: want SemVer, such as 1.2.3", c.Version)
+	}
 	if c.Timeout <= 0 || c.Timeout > maxTimeout {
 		fault("timeout %s: want above 0 and at most %s, before clients give up", c.Timeout, maxTimeout)
 	}
 	return errors.Join(faults...)
 }
 
-// clustered reports whether the server has a cluster block. nats-server treats the two kinds of directory differently.
-func (c *Config) clustered() bool { return c.Server != nil && c.Server.Cluster.Port != 0 }
+// clustered reports whether nats-server takes itself for a member of a cluster; a gateway is enough for that (its
+// standAloneMode). It treats the two kinds of directory differently.
+func (c *Config) clustered() bool {
+	return c.Server != nil && (c.Server.Cluster.Port != 0 || c.Server.Gateway.Port != 0)
+}
 
 // nodes is Nodes, or the one.
 func (c *Config) nodes() []string {

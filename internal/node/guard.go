@@ -15,7 +15,7 @@ import (
 //
 //	stopping   the process ends
 //	fenced     a proof against the log: for as long as the process lives
-//	halted     the catalog cannot be written, or an entry not be understood
+//	halted     an entry is not understood (for as long as the process lives), or the catalog cannot be written
 //	refused    the log does not accept this node: its name belongs to another catalog, or is not named
 //	checking   the check of DESIGN 8 is under way
 type guard struct {
@@ -23,11 +23,13 @@ type guard struct {
 	prop     *propose.Proposer // nil until the log is known
 	stopping bool
 	fence    string
-	halt     string
+	stuck    string // an entry that is not understood: halted for as long as the process lives
+	halt     string // the catalog cannot be written
 	refusal  string
 	waiting  string // what a check, or the start, waits for
 	started  bool   // the log was opened: checking, no longer starting
 	checked  bool
+	held     uint64 // ticket of the last Hold; 0 when something stronger came after it
 
 	changed chan struct{} // capacity 1
 }
@@ -63,6 +65,8 @@ func (g *guard) State() (state, reason string) {
 		return wire.StateStopping, "the node is stopping"
 	case g.fence != "":
 		return wire.StateFenced, g.fence
+	case g.stuck != "":
+		return wire.StateHalted, g.stuck
 	case g.halt != "":
 		return wire.StateHalted, g.halt
 	case g.refusal != "":
@@ -95,10 +99,16 @@ func (g *guard) Fenced() bool {
 	return g.fence != ""
 }
 
-// Halt refuses requests until Unhalt.
+// Halt refuses requests until Unhalt: the catalog cannot be written.
 func (g *guard) Halt(reason string) {
 	g.proposer().Refuse(allocnode.Errorf(allocnode.CodeUnavailable, "the node is halted: %s", reason))
-	g.update(func() { g.halt, g.checked = reason, false })
+	g.update(func() { g.halt, g.checked, g.held = reason, false, 0 })
+}
+
+// HaltForGood refuses requests for as long as the process lives: nothing further is applied. No Unhalt lifts it.
+func (g *guard) HaltForGood(reason string) {
+	g.proposer().Refuse(allocnode.Errorf(allocnode.CodeUnavailable, "the node is halted: %s", reason))
+	g.update(func() { g.stuck, g.checked, g.held = reason, false, 0 })
 }
 
 // Unhalt lifts Halt. The node serves again after its next check.
@@ -107,13 +117,18 @@ func (g *guard) Unhalt() { g.update(func() { g.halt = "" }) }
 // Refuse refuses requests until a check is accepted.
 func (g *guard) Refuse(reason string) {
 	g.proposer().Refuse(allocnode.Errorf(allocnode.CodeUnavailable, "%s", reason))
-	g.update(func() { g.refusal, g.checked = reason, false })
+	g.update(func() { g.refusal, g.checked, g.held = reason, false, 0 })
 }
 
 // Hold begins a check: requests and answers wait. The ticket is for Open.
 func (g *guard) Hold(waiting string) (ticket uint64) {
 	ticket = g.proposer().Hold()
-	g.update(func() { g.checked, g.started, g.waiting = false, true, waiting })
+	g.update(func() {
+		g.checked, g.started = false, true
+		if ticket > g.held { // of two that begin at once the later ticket opens
+			g.held, g.waiting = ticket, waiting
+		}
+	})
 	return ticket
 }
 
@@ -125,7 +140,12 @@ func (g *guard) Open(ticket uint64) bool {
 	if !g.proposer().Open(ticket) {
 		return false
 	}
-	g.update(func() { g.checked, g.refusal = true, "" })
+	g.update(func() {
+		// What came between the two steps stands: a Refuse would be forgotten, a Hold shown as serving.
+		if g.held == ticket {
+			g.checked, g.refusal = true, ""
+		}
+	})
 	return true
 }
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -46,12 +47,17 @@ type Node struct {
 	catalog *kv.Catalog
 	store   *kv.Committer
 	svc     *service.Service
+
+	catalogID atomic.Pointer[wire.ID] // of catalog, for Status, which is called at any time
 }
 
 // New checks cfg. It starts nothing and touches no file.
 func New(cfg Config) (*Node, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
 	}
 	srv, err := jetstream.NewServer(jetstream.ServerConfig{
 		Options: cfg.Server, Name: cfg.Name, DataDir: cfg.DataDir, Host: cfg.Host, Port: cfg.Port,
@@ -117,6 +123,11 @@ func (n *Node) run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, n.catalog.Close()) }()
 
+	self := helloOf(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), machine.Head())
+	if want := n.cfg.ClusterID; !want.IsZero() && !self.Cluster.IsZero() && self.Cluster != want {
+		// Before the server too: its JetStream, another cluster's, would join the group that rules over this one's.
+		return fmt.Errorf("the data in %s are of cluster %s, cluster_id is set to %s", n.cfg.DataDir, self.Cluster, want)
+	}
 	if err := n.server.Start(ctx); err != nil {
 		return err
 	}
@@ -139,11 +150,10 @@ func (n *Node) run(ctx context.Context) (err error) {
 	defer log.Close()
 	close(n.started)
 
-	self := helloOf(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), machine.Head())
 	if _, err := answerHellos(logConn, n.cfg.Prefix, n.hello(self)); err != nil {
 		return fmt.Errorf("answer other nodes: %w", err)
 	}
-	n.svc = service.New(svcConn, n.serviceConfig(), &n.link, operators{&n.link}, &n.link, n.Status)
+	n.svc = service.New(svcConn, n.serviceConfig(), &n.link, operators{&n.link}, &n.link, &n.link, n.Status)
 	if err := n.svc.Start(); err != nil {
 		return err
 	}
@@ -164,6 +174,7 @@ func (n *Node) run(ctx context.Context) (err error) {
 		<-ctx.Done()
 		return nil
 	}
+	n.guard.Await("looking for streams that capture the service's subjects")
 	if err := n.checkSubjects(ctx, svcConn); err != nil && ctx.Err() == nil {
 		return err
 	}
@@ -190,6 +201,8 @@ func (n *Node) openCatalog() (*apply.Machine, error) {
 	if err != nil {
 		return nil, err
 	}
+	id := n.catalog.ID()
+	n.catalogID.Store(&id)
 	r := apply.NewRestorer()
 	head, err := n.catalog.Load(r.Add)
 	if err == nil {

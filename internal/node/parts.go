@@ -113,20 +113,23 @@ func (n *Node) assemble(machine *apply.Machine, log *jetstream.Log, id jetstream
 		})
 	n.guard.setProposer(p.prop)
 
-	p.replica = newReplica(machine, log, n.store, replicaEvents{
-		fence: n.fence,
+	p.replica = newReplica(machine, n.catalog.Witness(), log, n.store, replicaEvents{
+		fence:   n.fence,
+		stopped: func() { p.checker.Suspect() },
 		halt: func(err error) {
 			n.logger.Error("halted", "error", err)
-			n.guard.Halt(err.Error())
+			n.guard.HaltForGood(err.Error())
 		},
 		applied: p.prop.Applied,
-		checked: func(seq uint64, e *wire.Entry, op *wire.Op) { p.checker.Observe(seq, e, op) },
+		checked: func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { p.checker.Observe(seq, e, op, a) },
+		differs: func(node string, cursor uint64) { p.checker.Differs(node, cursor) },
 	}, n.logger)
 	p.checker = newChecker(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), log, p.replica, p.prop, n.guard, n.logger)
 	p.watch = newWatch(n.cfg.Name, log, p.replica, p.checker)
 	log.OnAck(func(tag uint64, ack jetstream.Ack) {
 		p.prop.Acked(tag, ack.Seq, ack.Duplicate, ack.Err)
 		if ack.Err == nil {
+			p.checker.Stored()
 			p.replica.Expect(ack.Seq)
 		}
 	})

@@ -29,10 +29,21 @@ type deltaStore interface {
 // its lock. fence comes before the outcomes of the entry that raised it, and none come after it.
 type replicaEvents struct {
 	fence   func(reason string)
+	stopped func() // after fence, when the log cannot be followed any further: what was seen came from any replica
 	halt    func(reason error)
 	applied func(id wire.EntryID, seq uint64, outcomes []wire.Outcome)
-	checked func(seq uint64, e *wire.Entry, op *wire.Op)
+	checked func(seq uint64, e *wire.Entry, op *wire.Op, agrees agreement)
+	differs func(node string, cursor uint64) // node has another state than this one, at cursor
 }
+
+// agreement is what an entry's digest, its proposer's at the entry's cursor, says of the two states.
+type agreement uint8
+
+const (
+	unknown  agreement = iota // this node no longer knows, or never knew, its own digest at that cursor
+	agreed                    // the same state
+	differed                  // one of the two is wrong
+)
 
 // replica is one node's copy of the state machine: it takes the log in order, from the feed where it can and from the
 // stream where the feed has a gap, and tells what became of each entry.
@@ -48,6 +59,8 @@ type replica struct {
 	events replicaEvents
 	logger *slog.Logger
 
+	witness apply.Head // what the catalog remembers beyond its state: the log must come by there
+
 	feed  chan jetstream.Message // what the feed brings; full: the message is dropped, and the gap is read
 	want  atomic.Uint64          // the log is known to reach this seq
 	doubt chan struct{}          // capacity 1: read the stream
@@ -59,18 +72,40 @@ type replica struct {
 	pauseMu sync.Mutex    // guards paused
 	paused  chan struct{} // not nil: nothing is applied until it is closed
 
+	digests [4096]wire.Digest // after the last entries, each at its seq modulo the length. Run's goroutine only
+	since   uint64            // the digests are known from this seq on
+
+	holes  int  // reads in a row that found a middle missing. Run's goroutine only
 	mute   bool // a fence was told: no more outcomes. Run's goroutine only
 	halted bool // nothing more is applied. Run's goroutine only
 }
 
-func newReplica(m *apply.Machine, log logReader, store deltaStore, events replicaEvents, logger *slog.Logger) *replica {
+func newReplica(m *apply.Machine, witness apply.Head, log logReader, store deltaStore, events replicaEvents,
+	logger *slog.Logger) *replica {
 	r := &replica{
-		log: log, store: store, events: events, logger: logger, machine: m,
+		log: log, store: store, events: events, logger: logger, machine: m, witness: witness,
 		feed:  make(chan jetstream.Message, 4096),
 		doubt: make(chan struct{}, 1),
 	}
+	_, r.mute = m.Fence() // told by whoever loaded the state
 	r.publishHead()
+	r.since = r.Head().Cursor
+	r.keepDigest(*r.head.Load())
 	return r
+}
+
+func (r *replica) keepDigest(h apply.Head) { r.digests[h.Cursor%uint64(len(r.digests))] = h.Digest }
+
+// agrees holds the digest that an entry carries against this node's own.
+func (r *replica) agrees(e *wire.Entry) agreement {
+	cursor := r.Head().Cursor
+	switch {
+	case e.Cursor < r.since || e.Cursor > cursor || e.Cursor+uint64(len(r.digests)) <= cursor:
+		return unknown
+	case r.digests[e.Cursor%uint64(len(r.digests))] != e.Digest:
+		return differed
+	}
+	return agreed
 }
 
 func (r *replica) publishHead() {
@@ -122,6 +157,13 @@ func (r *replica) Run(ctx context.Context) error {
 	timer := time.NewTimer(patience)
 	timer.Stop()
 	defer timer.Stop()
+	var due uint64 // the timer runs for this seq; 0 when it does not. New doubts must not put an old one off
+	doubt := func() {
+		if want := r.want.Load(); due == 0 && want > r.Head().Cursor {
+			due = want
+			timer.Reset(patience)
+		}
+	}
 	if err := r.read(ctx); err != nil && ctx.Err() == nil { // what came before the feed was subscribed
 		r.logger.Warn("read the log", "from", r.Head().Cursor, "error", err)
 	}
@@ -132,13 +174,11 @@ func (r *replica) Run(ctx context.Context) error {
 		case msg := <-r.feed:
 			r.take(ctx, msg)
 		case <-r.doubt:
-			if r.want.Load() > r.Head().Cursor {
-				timer.Reset(patience)
-			}
+			doubt()
 		case <-timer.C:
-			if want := r.want.Load(); want > r.Head().Cursor {
-				r.fill(ctx, want)
-			}
+			r.fill(ctx, due)
+			due = 0
+			doubt()
 		}
 	}
 }
@@ -196,15 +236,27 @@ func (r *replica) read(ctx context.Context) error {
 	case errors.Is(err, errHalted):
 		return nil
 	}
+	var gap *jetstream.GapError
+	if !errors.As(err, &gap) {
+		r.holes = 0
+		return err
+	}
+	// A leader that was deposed and does not know it yet lacks entries too, so one look is no proof.
+	if r.holes++; r.holes == maxHoles {
+		r.stop(fmt.Sprintf("the log lost entries: it holds seq %d and not seq %d", gap.Got, gap.Want))
+	}
 	return err
 }
+
+// maxHoles reads in a row, which takes fill more than 30 s, have to find a middle missing.
+const maxHoles = 40
 
 // apply folds one message in, and tells what became of it.
 func (r *replica) apply(ctx context.Context, msg jetstream.Message) {
 	if r.halted || !r.awaitResumed(ctx) {
 		return
 	}
-	out, delta, err := r.fold(msg)
+	out, delta, err := r.foldWhole(msg)
 	if errors.Is(err, wire.ErrCorrupt) {
 		out, delta, err = r.reread(ctx, msg.Seq, err)
 	}
@@ -219,7 +271,12 @@ func (r *replica) apply(ctx context.Context, msg jetstream.Message) {
 		return
 	case out.Replay:
 		return
+	case r.contradicted(delta.Head):
+		r.stop(fmt.Sprintf("the log was rewritten: the state at seq %d is another than the one that this node's catalog remembers",
+			msg.Seq))
+		return
 	}
+	r.keepDigest(delta.Head)
 	if err := r.store.Submit(ctx, delta); err != nil {
 		// The delta is lost to the store: nothing may follow it there. The log has the entry.
 		r.halted = true
@@ -235,9 +292,13 @@ func (r *replica) apply(ctx context.Context, msg jetstream.Message) {
 	if out.Entry == nil || out.Duplicate || r.mute {
 		return
 	}
+	agrees := r.agrees(out.Entry)
+	if agrees == differed { // before the outcomes: this node may be the one that is wrong
+		r.events.differs(string(out.Entry.Node), out.Entry.Cursor)
+	}
 	for i := range out.Ops {
 		if op := &out.Entry.Ops[i]; op.Kind == wire.KindCheck && out.Ops[i].Reject == wire.Accepted {
-			r.events.checked(msg.Seq, out.Entry, op)
+			r.events.checked(msg.Seq, out.Entry, op, agrees)
 		}
 	}
 	r.events.applied(out.Entry.ID, msg.Seq, out.Ops)
@@ -280,6 +341,30 @@ func (r *replica) awaitResumed(ctx context.Context) bool {
 	}
 }
 
+// contradicted reports whether a rebuilt state has come to where the lost one was, and is another. The catalog finds it
+// too, but only when it commits, and by then the node could have answered.
+func (r *replica) contradicted(h apply.Head) bool {
+	w := r.witness
+	return h.Cursor == w.Cursor && h.Epoch == w.Epoch && h.ClusterID == w.ClusterID && h.Digest != w.Digest
+}
+
+// foldWhole is fold, which tells damaged bytes from others than those applied: one replica's damage at a seq that was
+// applied long ago is no rewritten log.
+func (r *replica) foldWhole(msg jetstream.Message) (apply.Outcomes, apply.Delta, error) {
+	out, delta, err := r.fold(msg)
+	var rewritten *apply.ReplayError
+	if errors.As(err, &rewritten) {
+		if damaged(msg.Data) {
+			err = fmt.Errorf("entry at seq %d: %w", msg.Seq, wire.ErrCorrupt)
+		}
+	}
+	return out, delta, err
+}
+
+func damaged(entry []byte) bool {
+	return errors.Is(wire.DecodeEntry(entry, &wire.Entry{}), wire.ErrCorrupt)
+}
+
 func (r *replica) fold(msg jetstream.Message) (apply.Outcomes, apply.Delta, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -303,7 +388,7 @@ func (r *replica) reread(ctx context.Context, seq uint64, first error) (out appl
 		if getErr != nil {
 			continue
 		}
-		if out, delta, err = r.fold(msg); !errors.Is(err, wire.ErrCorrupt) {
+		if out, delta, err = r.foldWhole(msg); !errors.Is(err, wire.ErrCorrupt) {
 			return out, delta, err
 		}
 	}
@@ -322,4 +407,5 @@ func (r *replica) fence(reason string) {
 func (r *replica) stop(reason string) {
 	r.halted = true
 	r.fence(reason)
+	r.events.stopped()
 }

@@ -120,8 +120,8 @@ func (n *Node) Status() wire.Status {
 	}
 	s.State, s.Reason = n.guard.State()
 	s.Ready = s.State == wire.StateServing
-	if n.catalog != nil {
-		s.Catalog = n.catalog.ID()
+	if id := n.catalogID.Load(); id != nil {
+		s.Catalog = *id
 	}
 	p := n.link.get()
 	if p == nil {

@@ -1,0 +1,194 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/allocnode/allocnode/apply"
+	"github.com/allocnode/allocnode/internal/wire"
+	"github.com/allocnode/allocnode/jetstream"
+)
+
+// finding is what a comparison gave; the zero finding is none.
+type finding struct {
+	problem string
+
+	// publish says that the proof belongs into the log: it is the same log, and others may remember less. A stream that
+	// is another cluster's must not be told.
+	publish bool
+
+	// seq and applied say which entry was compared, where one was: a second look must be at the same one, since the log
+	// may have grown over it.
+	seq     uint64
+	applied wire.Digest
+
+	// gone says that no entry of one's own can confirm the finding, since there is no log of ours to put it into.
+	gone bool
+}
+
+// compareTwice compares with the log. A problem counts only when it is still there after an entry of this node's own was
+// applied, since a deposed leader answers too and knows less; where no entry can be made, only when the answer stays the
+// same for a while.
+func (c *checker) compareTwice(ctx context.Context) (finding, error) {
+	first, err := c.compare(ctx)
+	if err != nil || first.problem == "" {
+		return finding{}, err
+	}
+	c.logger.Warn("the log differs from what this node remembers: look again", "found", first.problem)
+	c.hold("looking again: " + first.problem)
+	if !first.gone {
+		if _, _, err := c.submit(ctx, wire.AppendOp(nil, &wire.Op{Kind: wire.KindBarrier})); err != nil {
+			return finding{}, err
+		}
+		if first.seq > 0 {
+			if again, err := c.compareEntry(ctx, first.seq, first.applied); err != nil || again.problem != "" {
+				return again, err
+			}
+		}
+		return c.compare(ctx)
+	}
+	return c.compareLong(ctx)
+}
+
+// hold stops answering at the first sign, also while it is only another node that has asked: to look again takes seconds.
+// A round of this node's own follows.
+func (c *checker) hold(why string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.due {
+		c.guard.Await(why)
+		return
+	}
+	c.ticket = c.guard.Hold(why)
+	c.due, c.round = true, 0
+}
+
+// compareLong finds a problem only when the leader's answer stays the same for a while.
+func (c *checker) compareLong(ctx context.Context) (finding, error) {
+	first, err := c.compare(ctx)
+	if err != nil || first.problem == "" {
+		return finding{}, err
+	}
+	for range 5 {
+		select {
+		case <-ctx.Done():
+			return finding{}, context.Cause(ctx)
+		case <-time.After(time.Second):
+		}
+		if again, err := c.compare(ctx); err != nil || again.problem == "" || again.gone != first.gone {
+			return finding{}, errors.Join(err, errors.New("the leader's answer changed"))
+		}
+	}
+	return first, nil
+}
+
+// compare asks the stream's leader once.
+func (c *checker) compare(ctx context.Context) (finding, error) {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+
+	var head apply.Head
+	var genesis *wire.Genesis
+	var applied wire.Digest
+	view := func(m *apply.Machine) {
+		head, genesis = m.Head(), m.Genesis()
+		applied, _ = m.EntryHash(head.Cursor)
+	}
+	c.replica.View(view)
+	id, err := c.log.Identity(ctx)
+	var config *jetstream.StreamConfigError
+	switch {
+	case errors.Is(err, jetstream.ErrNoStream):
+		return finding{problem: "the log is gone: there is no stream", gone: true}, nil
+	case errors.As(err, &config):
+		return finding{problem: config.Error(), gone: true}, nil
+	case err != nil:
+		return finding{}, err
+	}
+	if f := compareIdentity(id, head, c.witness, genesis); f.problem != "" {
+		f.seq, f.applied = head.Cursor, applied
+		return f, nil
+	}
+	if head.Cursor > 0 { // before catching up, which a log that was rewritten may make impossible
+		if f, err := c.compareEntry(ctx, head.Cursor, applied); err != nil || f.problem != "" {
+			return f, err
+		}
+	}
+	if c.guard.Fenced() { // it only asks for the proof, and may not be able to follow
+		return finding{}, nil
+	}
+	if err := c.catchUp(ctx, id.LastSeq); err != nil {
+		return finding{}, err
+	}
+	if genesis == nil { // it is known now what the log says of itself
+		c.replica.View(view)
+		return compareIdentity(id, apply.Head{ClusterID: head.ClusterID, Epoch: head.Epoch}, c.witness, genesis), nil
+	}
+	return finding{}, nil
+}
+
+// compareEntry holds the leader's entry at seq against the hash of the one applied here.
+func (c *checker) compareEntry(ctx context.Context, seq uint64, applied wire.Digest) (finding, error) {
+	msg, err := c.log.Get(ctx, seq)
+	switch {
+	case errors.Is(err, jetstream.ErrNoMessage):
+		problem := fmt.Sprintf("the log holds no entry at seq %d, which this node has applied", seq)
+		return finding{problem: problem, publish: true, seq: seq, applied: applied}, nil
+	case err != nil:
+		return finding{}, err
+	case apply.HashEntry(msg.Data) == applied:
+		return finding{}, nil
+	case damaged(msg.Data):
+		return finding{}, fmt.Errorf("the leader's copy of the entry at seq %d is damaged", seq)
+	}
+	problem := fmt.Sprintf("the log was rewritten: at seq %d stands another entry than this node applied there", seq)
+	return finding{problem: problem, publish: true, seq: seq, applied: applied}, nil
+}
+
+// compareIdentity holds what the leader says of the stream against what the node remembers of it.
+func compareIdentity(id jetstream.Identity, head, witness apply.Head, genesis *wire.Genesis) finding {
+	known := head
+	if known.ClusterID.IsZero() {
+		known = witness
+	}
+	remembered := max(head.Cursor, witness.Cursor)
+	switch {
+	case !known.ClusterID.IsZero() && id.ClusterID != known.ClusterID:
+		problem := fmt.Sprintf("the log here is of cluster %s, this node's data are of cluster %s", id.ClusterID, known.ClusterID)
+		return finding{problem: problem, gone: true}
+	case known.Epoch != 0 && id.Epoch != known.Epoch:
+		problem := fmt.Sprintf("the log here is of epoch %d, this node's data are of epoch %d", id.Epoch, known.Epoch)
+		return finding{problem: problem, gone: true}
+	case genesis != nil && id.Created.UnixNano() != genesis.Created:
+		made := time.Unix(0, genesis.Created).UTC().Format(time.RFC3339Nano)
+		problem := fmt.Sprintf("the log was made anew at %s: this node has applied seq %d of the one made at %s",
+			id.Created.UTC().Format(time.RFC3339Nano), head.Cursor, made)
+		return finding{problem: problem, gone: true}
+	case id.FirstSeq > 1:
+		return finding{problem: fmt.Sprintf("the log was purged: it begins at seq %d", id.FirstSeq), gone: true}
+	case id.LastSeq < remembered:
+		problem := fmt.Sprintf("the log lost entries: it ends at seq %d, this node has applied seq %d", id.LastSeq, remembered)
+		return finding{problem: problem, publish: true}
+	}
+	return finding{}
+}
+
+// catchUp waits until the replica has applied seq.
+func (c *checker) catchUp(ctx context.Context, seq uint64) error {
+	ticker := time.NewTicker(2 * time.Millisecond)
+	defer ticker.Stop()
+	c.replica.Expect(seq)
+	for {
+		cursor := c.replica.Head().Cursor
+		if cursor >= seq {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("applied seq %d of %d", cursor, seq)
+		case <-ticker.C:
+		}
+	}
+}

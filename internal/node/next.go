@@ -1,0 +1,11 @@
+package node
+
+import (
+	"github.com/allocnode/allocnode"
+	"github.com/allocnode/allocnode/internal/next"
+)
+
+// Take gives ids from the node's own batches.
+func (l *link) Take(r *next.Request) {
+	r.Done(nil, allocnode.Errorf(allocnode.CodeUnavailable, "the node is starting"))
+}
