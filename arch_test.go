@@ -29,14 +29,19 @@ var layers = []layer{
 	{"apply", []string{".", "internal/wire"}, "the state machine sees the log's bytes and nothing else"},
 	{"internal/propose", []string{".", "internal/wire"}, "group commit is tried against a log that is a slice"},
 	{
-		"internal/service", []string{".", "internal/wire", "internal/propose"},
+		"internal/next", []string{".", "internal/wire", "internal/propose"},
+		"batches are tried against a log that is a slice",
+	},
+	{
+		"internal/service", []string{".", "internal/wire", "internal/propose", "internal/next"},
 		"endpoints decode, hand to the group commit, encode; never the log, never a store",
 	},
 	{"client", []string{".", "internal/wire"}, "a user's program links it"},
 	{"jetstream", []string{".", "internal/wire"}, "the log is bytes by seq: what they mean is not its business"},
 	{"kv", []string{".", "internal/wire", "apply"}, "the catalog stores what apply gives it, as it comes"},
 	{
-		"internal/node", []string{".", "internal/wire", "apply", "internal/propose", "internal/service", "jetstream", "kv"},
+		"internal/node",
+		[]string{".", "internal/wire", "apply", "internal/propose", "internal/next", "internal/service", "jetstream", "kv"},
 		"the one place where the parts meet",
 	},
 	{"internal/e2e", nil, "tests only: nothing of the product"},
@@ -60,6 +65,7 @@ var bans = []struct {
 		"a state machine whose result hangs on another module's version is not a function of the log",
 	},
 	{"internal/propose", true, true, []string{thirdParty}, "it is proved without a network"},
+	{"internal/next", true, true, []string{thirdParty}, "it is proved without a network"},
 	{"internal/wire", true, true, []string{thirdParty}, "the formats are ours to the byte"},
 	{".", true, true, []string{thirdParty}, "who imports the types gets nothing else"},
 	{

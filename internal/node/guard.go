@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/allocnode/allocnode"
+	"github.com/allocnode/allocnode/internal/next"
 	"github.com/allocnode/allocnode/internal/propose"
 	"github.com/allocnode/allocnode/internal/wire"
 )
@@ -21,6 +22,7 @@ import (
 type guard struct {
 	mu       sync.Mutex        // guards all below; not held while the proposer is called
 	prop     *propose.Proposer // nil until the log is known
+	pool     *next.Pool        // as prop
 	stopping bool
 	fence    string
 	stuck    string // an entry that is not understood: halted for as long as the process lives
@@ -38,12 +40,23 @@ func newGuard() *guard {
 	return &guard{waiting: "starting", changed: make(chan struct{}, 1)}
 }
 
-func (g *guard) setProposer(p *propose.Proposer) { g.update(func() { g.prop = p }) }
+func (g *guard) setGates(prop *propose.Proposer, pool *next.Pool) {
+	g.update(func() { g.prop, g.pool = prop, pool })
+}
 
-func (g *guard) proposer() *propose.Proposer {
+// gates are what the guard works, the proposer's first: its tickets are the pool's too.
+func (g *guard) gates() (*propose.Proposer, *next.Pool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.prop
+	return g.prop, g.pool
+}
+
+// refuse works both gates.
+func (g *guard) refuse(format, reason string) {
+	err := allocnode.Errorf(allocnode.CodeUnavailable, format, reason)
+	prop, pool := g.gates()
+	prop.Refuse(err)
+	pool.Refuse(err)
 }
 
 func (g *guard) update(fn func()) {
@@ -81,8 +94,10 @@ func (g *guard) State() (state, reason string) {
 
 // Fence stops issuing for good. The first reason is kept; Fence reports whether this was it.
 func (g *guard) Fence(reason string) (first bool) {
-	if prop := g.proposer(); prop != nil {
-		prop.Fence(allocnode.Errorf(allocnode.CodeFenced, "%s", reason))
+	if prop, pool := g.gates(); prop != nil {
+		err := allocnode.Errorf(allocnode.CodeFenced, "%s", reason)
+		prop.Fence(err)
+		pool.Fence(err)
 	}
 	g.update(func() {
 		if first = g.fence == ""; first {
@@ -101,13 +116,13 @@ func (g *guard) Fenced() bool {
 
 // Halt refuses requests until Unhalt: the catalog cannot be written.
 func (g *guard) Halt(reason string) {
-	g.proposer().Refuse(allocnode.Errorf(allocnode.CodeUnavailable, "the node is halted: %s", reason))
+	g.refuse("the node is halted: %s", reason)
 	g.update(func() { g.halt, g.checked, g.held = reason, false, 0 })
 }
 
 // HaltForGood refuses requests for as long as the process lives: nothing further is applied. No Unhalt lifts it.
 func (g *guard) HaltForGood(reason string) {
-	g.proposer().Refuse(allocnode.Errorf(allocnode.CodeUnavailable, "the node is halted: %s", reason))
+	g.refuse("the node is halted: %s", reason)
 	g.update(func() { g.stuck, g.checked, g.held = reason, false, 0 })
 }
 
@@ -116,13 +131,15 @@ func (g *guard) Unhalt() { g.update(func() { g.halt = "" }) }
 
 // Refuse refuses requests until a check is accepted.
 func (g *guard) Refuse(reason string) {
-	g.proposer().Refuse(allocnode.Errorf(allocnode.CodeUnavailable, "%s", reason))
+	g.refuse("%s", reason)
 	g.update(func() { g.refusal, g.checked, g.held = reason, false, 0 })
 }
 
 // Hold begins a check: requests and answers wait. The ticket is for Open.
 func (g *guard) Hold(waiting string) (ticket uint64) {
-	ticket = g.proposer().Hold()
+	prop, pool := g.gates()
+	ticket = prop.Hold()
+	pool.Hold(ticket)
 	g.update(func() {
 		g.checked, g.started = false, true
 		if ticket > g.held { // of two that begin at once the later ticket opens
@@ -137,9 +154,11 @@ func (g *guard) Await(waiting string) { g.update(func() { g.waiting = waiting })
 
 // Open ends the check that began with the Hold that gave ticket, unless something came in between.
 func (g *guard) Open(ticket uint64) bool {
-	if !g.proposer().Open(ticket) {
+	prop, pool := g.gates()
+	if !prop.Open(ticket) {
 		return false
 	}
+	pool.Open(ticket) // not, where a Hold or a refusal has come in between
 	g.update(func() {
 		// What came between the two steps stands: a Refuse would be forgotten, a Hold shown as serving.
 		if g.held == ticket {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/allocnode/allocnode"
+	"github.com/allocnode/allocnode/internal/next"
 	"github.com/allocnode/allocnode/internal/propose"
 	"github.com/allocnode/allocnode/internal/wire"
 )
@@ -30,7 +31,7 @@ func TestGuardStates(t *testing.T) {
 	is(wire.StateStarting, "for the log")
 
 	p := propose.New(propose.DefaultConfig(), nil, nil, nil)
-	g.setProposer(p)
+	g.setGates(p, next.New(next.DefaultConfig(), p))
 	first := g.Hold("one")
 	is(wire.StateChecking, "one")
 	second := g.Hold("two")
@@ -85,7 +86,8 @@ func TestGuardFencedBeforeTheLogIsKnown(t *testing.T) {
 
 func TestGuardListen(t *testing.T) {
 	g := newGuard()
-	g.setProposer(propose.New(propose.DefaultConfig(), nil, nil, nil))
+	p := propose.New(propose.DefaultConfig(), nil, nil, nil)
+	g.setGates(p, next.New(next.DefaultConfig(), p))
 	for _, step := range []struct {
 		do         func()
 		idle, busy bool // Listen where the service did not listen, and where it did

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/allocnode/allocnode/apply"
+	"github.com/allocnode/allocnode/internal/next"
 	"github.com/allocnode/allocnode/internal/propose"
 	"github.com/allocnode/allocnode/internal/service"
 	"github.com/allocnode/allocnode/internal/wire"
@@ -29,6 +30,7 @@ var (
 	_ deltaStore        = (*kv.Committer)(nil)
 	_ controlProposer   = (*propose.Proposer)(nil)
 	_ service.Submitter = (*propose.Proposer)(nil)
+	_ next.Submitter    = (*propose.Proposer)(nil)
 )
 
 // Node is one allocnode. New makes it, Run is its whole life.
@@ -108,6 +110,7 @@ func (n *Node) Run(ctx context.Context) error {
 type serverError struct{ err error }
 
 func (e *serverError) Error() string { return e.err.Error() }
+func (e *serverError) Unwrap() error { return e.err }
 
 func (n *Node) run(ctx context.Context) (err error) {
 	lock, err := jetstream.LockDir(n.cfg.DataDir)
@@ -178,7 +181,7 @@ func (n *Node) run(ctx context.Context) (err error) {
 	if err := n.checkSubjects(ctx, svcConn); err != nil && ctx.Err() == nil {
 		return err
 	}
-	return n.replicate(ctx, machine, log, id)
+	return n.replicate(ctx, machine, logConn, log, id)
 }
 
 // checkSubjects refuses to serve subjects that a stream of the clients captures.

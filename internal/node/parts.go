@@ -7,10 +7,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/allocnode/allocnode"
 	"github.com/allocnode/allocnode/apply"
+	"github.com/allocnode/allocnode/internal/next"
 	"github.com/allocnode/allocnode/internal/propose"
 	"github.com/allocnode/allocnode/internal/wire"
 	"github.com/allocnode/allocnode/jetstream"
@@ -21,9 +23,11 @@ import (
 type parts struct {
 	cluster wire.ID
 	prop    *propose.Proposer
+	pool    *next.Pool
 	replica *replica
 	checker *checker
 	watch   *watch
+	lead    *lead
 }
 
 // stage is some of the node's goroutines, which are stopped together.
@@ -54,15 +58,18 @@ const drainTimeout = 4500 * time.Millisecond
 
 // replicate follows the log and serves until ctx ends. The parts stop in the order in which they feed one another, so that
 // what one of them has begun the next can finish.
-func (n *Node) replicate(ctx context.Context, machine *apply.Machine, log *jetstream.Log, id jetstream.Identity) error {
-	p := n.assemble(machine, log, id)
+func (n *Node) replicate(ctx context.Context, machine *apply.Machine, nc *nats.Conn, log *jetstream.Log, id jetstream.Identity) error {
+	p := n.assemble(machine, nc, log, id)
 	stopFeed, err := log.Feed(id.ClusterID, p.replica.Offer)
 	if err != nil {
 		return fmt.Errorf("subscribe to the log: %w", err)
 	}
 	defer stopFeed()
 	p.checker.Begin("start")
-	stopLeader, err := log.OnLeaderChange(func() { p.checker.Begin("the stream has a new leader") })
+	stopLeader, err := log.OnLeaderChange(func() {
+		p.checker.Begin("the stream has a new leader")
+		p.watch.Kick()
+	})
 	if err != nil {
 		return fmt.Errorf("subscribe to changes of the leader: %w", err)
 	}
@@ -77,8 +84,8 @@ func (n *Node) replicate(ctx context.Context, machine *apply.Machine, log *jetst
 
 	work := context.WithoutCancel(ctx)
 	store := startStage(work, n.store.Run)
-	core := startStage(work, p.prop.Run, p.replica.Run)
-	front := startStage(work, p.checker.Run, p.watch.Run, n.serve)
+	core := startStage(work, p.prop.Run, p.pool.Run, p.replica.Run)
+	front := startStage(work, p.checker.Run, p.watch.Run, p.lead.Run, n.serve)
 	select {
 	case <-ctx.Done():
 	case <-store.ended:
@@ -97,7 +104,7 @@ func (n *Node) replicate(ctx context.Context, machine *apply.Machine, log *jetst
 }
 
 // assemble makes the parts and ties them together. It starts nothing.
-func (n *Node) assemble(machine *apply.Machine, log *jetstream.Log, id jetstream.Identity) *parts {
+func (n *Node) assemble(machine *apply.Machine, nc *nats.Conn, log *jetstream.Log, id jetstream.Identity) *parts {
 	p := &parts{cluster: id.ClusterID}
 	n.store = kv.NewCommitter(n.catalog, kv.CommitterConfig{OnState: n.storeState})
 
@@ -111,7 +118,8 @@ func (n *Node) assemble(machine *apply.Machine, log *jetstream.Log, id jetstream
 		func(seq, cursor uint64) {
 			n.fence(fmt.Sprintf("the log lost entries: it stored an entry of this node at seq %d, which had applied seq %d", seq, cursor))
 		})
-	n.guard.setProposer(p.prop)
+	p.pool = next.New(next.DefaultConfig(), p.prop)
+	n.guard.setGates(p.prop, p.pool)
 
 	p.replica = newReplica(machine, n.catalog.Witness(), log, n.store, replicaEvents{
 		fence:   n.fence,
@@ -120,12 +128,14 @@ func (n *Node) assemble(machine *apply.Machine, log *jetstream.Log, id jetstream
 			n.logger.Error("halted", "error", err)
 			n.guard.HaltForGood(err.Error())
 		},
-		applied: p.prop.Applied,
-		checked: func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { p.checker.Observe(seq, e, op, a) },
-		differs: func(node string, cursor uint64) { p.checker.Differs(node, cursor) },
+		advanced: p.pool.Advanced,
+		applied:  p.prop.Applied,
+		checked:  func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { p.checker.Observe(seq, e, op, a) },
+		differs:  func(node string, cursor uint64) { p.checker.Differs(node, cursor) },
 	}, n.logger)
 	p.checker = newChecker(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), log, p.replica, p.prop, n.guard, n.logger)
 	p.watch = newWatch(n.cfg.Name, log, p.replica, p.checker)
+	p.lead = newLead(nc, n.cfg.Prefix, n.cfg.Name, p.watch.leads)
 	log.OnAck(func(tag uint64, ack jetstream.Ack) {
 		p.prop.Acked(tag, ack.Seq, ack.Duplicate, ack.Err)
 		if ack.Err == nil {
@@ -161,29 +171,36 @@ func (n *Node) storeState(err error) {
 	}
 }
 
-// serve has the service listen while the node may serve, and drains it while it may not, so that other nodes answer.
+// serve has the service listen while the node may serve, and drains it while it may not, so that other nodes answer. What
+// goes through the log it leaves to another node while that one says it takes it.
 func (n *Node) serve(ctx context.Context) error {
-	listening := false
+	p := n.link.get()
+	listening, appending := false, false
 	for {
-		switch want := n.guard.Listen(listening); {
-		case want && !listening:
-			if err := n.svc.StartServing(n.link.get().cluster); err != nil {
-				return err
-			}
-			listening = true
-			n.once.Do(func() { close(n.ready) })
-		case !want && listening:
-			drainCtx, cancel := context.WithTimeout(ctx, drainTimeout)
+		want := n.guard.Listen(listening)
+		appends := want && !p.lead.StandBy()
+		if listening && (!want || appends != appending) {
+			// Not under ctx: when the node stops, what was received is still answered.
+			drainCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
 			if err := n.svc.Drain(drainCtx); err != nil {
 				n.logger.Warn("stop serving", "error", err)
 			}
 			cancel()
 			listening = false
 		}
+		if want && !listening {
+			if err := n.svc.StartServing(p.cluster, appends); err != nil {
+				return err
+			}
+			listening, appending = true, appends
+			n.once.Do(func() { close(n.ready) })
+		}
+		p.lead.Appending(listening && appending)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-n.guard.changed:
+		case <-p.lead.changed:
 		}
 	}
 }

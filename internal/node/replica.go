@@ -32,8 +32,11 @@ type replicaEvents struct {
 	stopped func() // after fence, when the log cannot be followed any further: what was seen came from any replica
 	halt    func(reason error)
 	applied func(id wire.EntryID, seq uint64, outcomes []wire.Outcome)
-	checked func(seq uint64, e *wire.Entry, op *wire.Op, agrees agreement)
-	differs func(node string, cursor uint64) // node has another state than this one, at cursor
+
+	// advanced comes before applied, for each accepted advance: the id that it names.
+	advanced func(sequence string, to uint64)
+	checked  func(seq uint64, e *wire.Entry, op *wire.Op, agrees agreement)
+	differs  func(node string, cursor uint64) // node has another state than this one, at cursor
 }
 
 // agreement is what an entry's digest, its proposer's at the entry's cursor, says of the two states.
@@ -297,8 +300,13 @@ func (r *replica) apply(ctx context.Context, msg jetstream.Message) {
 		r.events.differs(string(out.Entry.Node), out.Entry.Cursor)
 	}
 	for i := range out.Ops {
-		if op := &out.Entry.Ops[i]; op.Kind == wire.KindCheck && out.Ops[i].Reject == wire.Accepted {
+		op := &out.Entry.Ops[i]
+		switch {
+		case out.Ops[i].Reject != wire.Accepted:
+		case op.Kind == wire.KindCheck:
 			r.events.checked(msg.Seq, out.Entry, op, agrees)
+		case op.Kind == wire.KindAdvance:
+			r.events.advanced(string(op.Name), op.Count)
 		}
 	}
 	r.events.applied(out.Entry.ID, msg.Seq, out.Ops)

@@ -57,12 +57,13 @@ func (f *fakeLog) lone(t *testing.T, m *apply.Machine) *lone {
 	l := &lone{f: f, store: &fakeStore{}}
 	l.store.took = func(d apply.Delta) { l.note("store %d", d.Head.Cursor) }
 	l.replica = newReplica(m, apply.Head{}, f, l.store, replicaEvents{
-		fence:   func(reason string) { l.note("fence: %s", reason) },
-		stopped: func() { l.note("stopped") },
-		halt:    func(err error) { l.note("halt: %v", err) },
-		applied: func(id wire.EntryID, seq uint64, out []wire.Outcome) { l.note("applied %d", seq) },
-		checked: func(seq uint64, _ *wire.Entry, op *wire.Op, a agreement) { l.note("checked %d", seq) },
-		differs: func(node string, cursor uint64) { l.note("differs %s at %d", node, cursor) },
+		fence:    func(reason string) { l.note("fence: %s", reason) },
+		stopped:  func() { l.note("stopped") },
+		halt:     func(err error) { l.note("halt: %v", err) },
+		advanced: func(name string, to uint64) { l.note("advanced %s to %d", name, to) },
+		applied:  func(id wire.EntryID, seq uint64, out []wire.Outcome) { l.note("applied %d", seq) },
+		checked:  func(seq uint64, _ *wire.Entry, op *wire.Op, a agreement) { l.note("checked %d", seq) },
+		differs:  func(node string, cursor uint64) { l.note("differs %s at %d", node, cursor) },
 	}, quiet)
 	f.with(func() { f.feeds["lone"] = l.Offer })
 	ctx, cancel := context.WithCancel(context.Background())

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/allocnode/allocnode/apply"
+	"github.com/allocnode/allocnode/internal/next"
 	"github.com/allocnode/allocnode/internal/propose"
 	"github.com/allocnode/allocnode/internal/wire"
 	"github.com/allocnode/allocnode/jetstream"
@@ -193,6 +194,7 @@ type unit struct {
 	name    string
 	guard   *guard
 	prop    *propose.Proposer
+	pool    *next.Pool
 	replica *replica
 	checker *checker
 	store   *fakeStore
@@ -275,14 +277,16 @@ func (f *fakeLog) start(t *testing.T, name string, opts ...unitOption) *unit {
 	u.prop = propose.New(cfg, u,
 		func() (uint64, wire.Digest) { h := u.replica.Head(); return h.Cursor, h.Digest },
 		func(seq, cursor uint64) { u.guard.Fence(fmt.Sprintf("the log lost entries: %d at %d", cursor, seq)) })
-	u.guard.setProposer(u.prop)
+	u.pool = next.New(next.DefaultConfig(), u.prop)
+	u.guard.setGates(u.prop, u.pool)
 	u.replica = newReplica(o.machine, o.witness, f, u.store, replicaEvents{
-		fence:   func(reason string) { u.guard.Fence(reason) },
-		stopped: func() { u.checker.Suspect() },
-		halt:    func(err error) { u.guard.HaltForGood(err.Error()) },
-		applied: u.prop.Applied,
-		checked: func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { u.checker.Observe(seq, e, op, a) },
-		differs: func(node string, cursor uint64) { u.checker.Differs(node, cursor) },
+		fence:    func(reason string) { u.guard.Fence(reason) },
+		stopped:  func() { u.checker.Suspect() },
+		halt:     func(err error) { u.guard.HaltForGood(err.Error()) },
+		advanced: u.pool.Advanced,
+		applied:  u.prop.Applied,
+		checked:  func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { u.checker.Observe(seq, e, op, a) },
+		differs:  func(node string, cursor uint64) { u.checker.Differs(node, cursor) },
 	}, quiet)
 	u.checker = newChecker(name, o.catalog, o.witness, f, u.replica, u.prop, u.guard, quiet)
 	f.with(func() { f.feeds[name] = u.replica.Offer })
@@ -290,7 +294,7 @@ func (f *fakeLog) start(t *testing.T, name string, opts ...unitOption) *unit {
 	ctx, cancel := context.WithCancel(context.Background())
 	u.cancel = cancel
 	u.checker.Begin("start")
-	for _, run := range []func(context.Context) error{u.prop.Run, u.replica.Run, u.checker.Run} {
+	for _, run := range []func(context.Context) error{u.prop.Run, u.pool.Run, u.replica.Run, u.checker.Run} {
 		u.ended.Go(func() {
 			if err := run(ctx); err != nil {
 				t.Error(err)

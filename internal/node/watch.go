@@ -19,6 +19,7 @@ type watch struct {
 	log     leaderReader
 	replica *replica
 	checker *checker
+	kick    chan struct{} // capacity 1: look now
 
 	mu   sync.Mutex // guards all below
 	seen bool       // last is what the leader said at the last look that succeeded
@@ -32,7 +33,7 @@ const (
 )
 
 func newWatch(node string, log leaderReader, r *replica, c *checker) *watch {
-	return &watch{node: node, log: log, replica: r, checker: c}
+	return &watch{node: node, log: log, replica: r, checker: c, kick: make(chan struct{}, 1)}
 }
 
 // Run looks until ctx ends.
@@ -45,7 +46,16 @@ func (w *watch) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
+		case <-w.kick:
 		}
+	}
+}
+
+// Kick has the next look made now.
+func (w *watch) Kick() {
+	select {
+	case w.kick <- struct{}{}:
+	default:
 	}
 }
 
@@ -93,6 +103,13 @@ func (w *watch) note(id jetstream.Identity, err error, cursor uint64) (why strin
 		return fmt.Sprintf("the log ends at seq %d, this node has applied %d", id.LastSeq, cursor)
 	}
 	return ""
+}
+
+// leads reports whether this node leads the stream, as far as the last look says.
+func (w *watch) leads() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err == nil && w.seen && w.last.Leader == w.node
 }
 
 // fill adds to s what the last look gave.

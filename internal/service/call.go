@@ -13,13 +13,18 @@ import (
 // maxOpsBytes bounds the operations of one request, in bytes. It leaves room in an entry for others' beside it.
 const maxOpsBytes = wire.MaxEntryBytes / 2
 
-// call is one request that arrived, until it is answered.
-type call struct {
+// origin is where a request came from, and so where its answer goes.
+type origin struct {
 	run   *run
 	ep    endpoint
 	reply string // empty: nobody waits
 	name  string // sequence or node, as the subject has it; not checked yet
-	req   propose.Request
+}
+
+// call is one request that arrived, until it is answered; but for a next, which is a take.
+type call struct {
+	origin
+	req propose.Request
 
 	op        wire.Op              // of a call with a single operation
 	then      func(propose.Result) // nil for a single reservation: the hot path does without its closure
@@ -92,27 +97,33 @@ func (c *call) done(res propose.Result) {
 }
 
 // answer sends what encode appends to an empty buffer.
-func (c *call) answer(encode func(dst []byte) []byte) {
-	if c.reply == "" {
-		c.run.release()
+func (o *origin) answer(encode func(dst []byte) []byte) {
+	if o.reply == "" {
+		o.run.release()
 		return
 	}
 	buf := bufs.Get().(*[]byte)
 	*buf = encode((*buf)[:0])
-	c.run.s.outbox.put(answer{c: c, body: buf})
+	o.run.s.outbox.put(answer{to: o, body: buf})
 }
 
 // fail answers with err. What is no [*allocnode.Error] says nothing of the effect, so it becomes an unknown outcome.
-func (c *call) fail(err error) {
+func (o *origin) fail(err error) {
 	e := asError(err)
-	c.run.s.counters[c.ep].failed(e.Code)
-	if c.reply == "" {
-		c.run.release()
+	if o.reply == "" {
+		o.run.s.counters[o.ep].failed(e.Code)
+		o.run.release()
 		return
 	}
+	o.run.s.outbox.put(o.refusal(e))
+}
+
+// refusal counts and encodes an error.
+func (o *origin) refusal(e *allocnode.Error) answer {
+	o.run.s.counters[o.ep].failed(e.Code)
 	buf := bufs.Get().(*[]byte)
-	*buf = wire.AppendErrorReply((*buf)[:0], e, c.run.cluster)
-	c.run.s.outbox.put(answer{c: c, body: buf, err: e})
+	*buf = wire.AppendErrorReply((*buf)[:0], e, o.run.cluster)
+	return answer{to: o, body: buf, err: e}
 }
 
 func asError(err error) *allocnode.Error {

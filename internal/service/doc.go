@@ -1,8 +1,9 @@
 // Package service is the product as NATS clients see it: it decodes requests, hands their operations to the log, and
-// encodes the answers. It holds nothing of the product's state: a [Submitter] appends, a [State] is read.
+// encodes the answers. It holds nothing of the product's state: a [Submitter] appends, a [Taker] gives ids from the node's
+// own batches, a [State] is read.
 //
 //	request ─→ handler: parse, encode operations ─→ Submitter ─→ the log, applied
-//	                 └────── refused ──────┐            │ Done
+//	                 └────── refused ──────┐            │ Done (a next: Taker, Done)
 //	reply subject ←── outbox (publishes) ←─┴────────────┘
 //
 // Two parts live separately. The status subject, which every node answers whatever its condition, and the operators'
@@ -23,7 +24,7 @@
 //
 //  1. A request that is malformed, or asks for more than the sequence allows, puts nothing in the log.
 //  2. A request is answered at most once, and exactly once if its Submitter calls Done and the connection lives.
-//  3. A reserve that no one waits for is not submitted: its range would be lost.
+//  3. A reserve or a next that no one waits for is not submitted: its ids would be lost.
 //  4. Drain returns nil only when no more requests can arrive and all that arrived have been answered.
 //  5. No answer goes to a subject under "$" or under the service's own prefix: a requester who may not publish there
 //     would publish through the node, which may.

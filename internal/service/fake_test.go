@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/allocnode/allocnode"
+	"github.com/allocnode/allocnode/internal/next"
 	"github.com/allocnode/allocnode/internal/propose"
 	"github.com/allocnode/allocnode/internal/wire"
 	"github.com/nats-io/nats-server/v2/server"
@@ -36,6 +37,9 @@ type fakeLog struct {
 	afterwards func()                     // called after each Done
 	instant    bool                       // accept without looking, for benchmarks
 	arrived    chan struct{}              // gets a token for each request that is held
+
+	takes []*next.Request // that Take has seen, in order
+	given uint64          // ids that Take has given: it begins at 1, and leaves out every tenth
 }
 
 func newFakeLog() *fakeLog { return &fakeLog{arrived: make(chan struct{}, 4096)} }
@@ -50,6 +54,51 @@ func (l *fakeLog) Submit(r *propose.Request) {
 	}
 	l.mu.Unlock()
 	l.apply(r)
+}
+
+// Take gives ids as a pool does, at once; or err, or nothing while hold is set: then release gives.
+func (l *fakeLog) Take(r *next.Request) {
+	l.mu.Lock()
+	l.takes = append(l.takes, r)
+	if l.hold {
+		l.mu.Unlock()
+		l.arrived <- struct{}{}
+		return
+	}
+	l.mu.Unlock()
+	l.give(r)
+}
+
+func (l *fakeLog) give(r *next.Request) {
+	l.mu.Lock()
+	var ranges []allocnode.Range
+	for range r.Count {
+		if l.given++; l.given%10 == 0 {
+			l.given++
+		}
+		if n := len(ranges); n > 0 && ranges[n-1].End == l.given {
+			ranges[n-1].End++
+		} else {
+			ranges = append(ranges, allocnode.Range{Start: l.given, End: l.given + 1})
+		}
+	}
+	err := l.err
+	l.mu.Unlock()
+	if err != nil {
+		r.Done(nil, err)
+		return
+	}
+	r.Done(ranges, nil)
+	clear(ranges) // valid during the call only
+}
+
+// taken returns the requests that Take has seen, and forgets them.
+func (l *fakeLog) taken() []*next.Request {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	takes := l.takes
+	l.takes = nil
+	return takes
 }
 
 // release applies what is held, in order.
@@ -258,7 +307,7 @@ func startOn(t testing.TB, url string, serving bool, tune func(*Config)) *fixtur
 	status := func() wire.Status {
 		return wire.Status{Name: cfg.Node, Cluster: testCluster, State: wire.StateFenced, Reason: "why"}
 	}
-	f.svc = New(f.conn, cfg, f.log, f.log, f.log, status)
+	f.svc = New(f.conn, cfg, f.log, f.log, f.log, f.log, status)
 	if err := f.svc.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +331,7 @@ func deadline(t testing.TB) context.Context {
 
 func (f *fixture) serve() {
 	f.t.Helper()
-	if err := f.svc.StartServing(testCluster); err != nil {
+	if err := f.svc.StartServing(testCluster, true); err != nil {
 		f.t.Fatal(err)
 	}
 	if err := f.svc.StartOperators(testCluster); err != nil && !strings.Contains(err.Error(), "twice") {

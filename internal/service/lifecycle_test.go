@@ -33,8 +33,8 @@ func TestMicroProtocol(t *testing.T) {
 	}
 	var info micro.Info
 	f.decode("$SRV.INFO", &info)
-	want := map[string]string{"reserve": "alloc.reserve.>", "reserve-list": "alloc.reserve", "create": "alloc.create.>",
-		"advance": "alloc.advance.>", "info": "alloc.info.>", "list": "alloc.list"}
+	want := map[string]string{"reserve": "alloc.reserve.>", "reserve-list": "alloc.reserve", "next": "alloc.next.>",
+		"create": "alloc.create.>", "advance": "alloc.advance.>", "info": "alloc.info.>", "list": "alloc.list"}
 	if len(info.Endpoints) != len(want) {
 		t.Errorf("endpoints: %+v", info.Endpoints)
 	}
@@ -104,7 +104,7 @@ func TestDrain(t *testing.T) {
 		}
 		seen[r.Range.Start] = true
 	}
-	for _, s := range []string{"reserve.a", "reserve", "create.a", "advance.a", "info.a", "list"} {
+	for _, s := range []string{"reserve.a", "reserve", "next.a", "create.a", "advance.a", "info.a", "list"} {
 		f.noResponders("alloc." + s)
 	}
 	f.noResponders("$SRV.PING.allocnode")
@@ -116,7 +116,7 @@ func TestDrain(t *testing.T) {
 	}
 	f.serve() // and again
 	f.request("alloc.reserve.a", "")
-	if f.svc.StartServing(testCluster) == nil {
+	if f.svc.StartServing(testCluster, true) == nil {
 		t.Error("serving twice is no error")
 	}
 }
@@ -154,8 +154,8 @@ func TestDrainWaitsForTheWire(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(conn.Close)
-	svc := New(conn, testConfig(), f.log, f.log, f.log, func() wire.Status { return wire.Status{} })
-	if err := errors.Join(svc.Start(), svc.StartServing(testCluster)); err != nil {
+	svc := New(conn, testConfig(), f.log, f.log, f.log, f.log, func() wire.Status { return wire.Status{} })
+	if err := errors.Join(svc.Start(), svc.StartServing(testCluster, true)); err != nil {
 		t.Fatal(err)
 	}
 	if err := conn.Flush(); err != nil {
@@ -351,8 +351,8 @@ func TestCloseEndsGoroutines(t *testing.T) {
 	}
 	before := serviceGoroutines()
 	for range 3 {
-		s := New(nc, testConfig(), log, log, log, func() wire.Status { return wire.Status{} })
-		if err := errors.Join(s.Start(), s.StartOperators(testCluster), s.StartServing(testCluster)); err != nil {
+		s := New(nc, testConfig(), log, log, log, log, func() wire.Status { return wire.Status{} })
+		if err := errors.Join(s.Start(), s.StartOperators(testCluster), s.StartServing(testCluster, true)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := nc.Request("alloc.create.a", nil, wait); err != nil {
@@ -401,48 +401,5 @@ func TestConnectionClosed(t *testing.T) {
 	if st := f.svc.Stats()["reserve"]; st.Unsent != 1 {
 		t.Errorf("counters: %+v", st)
 	}
-	f.svc = New(f.conn, testConfig(), f.log, f.log, f.log, nil) // the one closed in Cleanup would report the same
-}
-
-// BenchmarkReserve is the endpoint with a log that answers at once, 256 requests in flight, beside a bare echo.
-func BenchmarkReserve(b *testing.B) {
-	run := func(b *testing.B, nc *nats.Conn, subject string) {
-		inbox := nats.NewInbox()
-		slots := make(chan struct{}, 256)
-		done := make(chan struct{})
-		left := b.N
-		if _, err := nc.Subscribe(inbox, func(*nats.Msg) {
-			<-slots
-			if left--; left == 0 {
-				close(done)
-			}
-		}); err != nil {
-			b.Fatal(err)
-		}
-		b.ReportAllocs()
-		b.ResetTimer()
-		for range b.N {
-			slots <- struct{}{}
-			if len(slots) == cap(slots) {
-				_ = nc.Flush()
-			}
-			if err := nc.PublishRequest(subject, inbox, []byte("10")); err != nil {
-				b.Fatal(err)
-			}
-		}
-		<-done
-	}
-	b.Run("reserve", func(b *testing.B) {
-		f := start(b, true, nil)
-		f.log.set(func() { f.log.instant = true })
-		run(b, f.nc, "alloc.reserve.orders")
-	})
-	b.Run("echo", func(b *testing.B) {
-		f := start(b, false, nil)
-		if _, err := f.conn.QueueSubscribe("echo.>", "q", func(m *nats.Msg) { _ = f.conn.Publish(m.Reply, m.Data) }); err != nil {
-			b.Fatal(err)
-		}
-		f.flush()
-		run(b, f.nc, "echo.orders")
-	})
+	f.svc = New(f.conn, testConfig(), f.log, f.log, f.log, f.log, nil) // the one closed in Cleanup would report the same
 }

@@ -13,7 +13,7 @@ import (
 
 // answer is one answer on its way out.
 type answer struct {
-	c    *call
+	to   *origin
 	body *[]byte          // from bufs
 	err  *allocnode.Error // what body says, if it is an error: it stands in the headers too
 }
@@ -63,8 +63,8 @@ func (o *outbox) put(a answer) {
 	o.mu.Lock()
 	if o.closed {
 		o.mu.Unlock()
-		a.c.run.s.counters[a.c.ep].unsent.Add(1)
-		a.c.run.release()
+		a.to.run.s.counters[a.to.ep].unsent.Add(1)
+		a.to.run.release()
 		return
 	}
 	first := len(o.queue) == 0
@@ -94,20 +94,20 @@ func (o *outbox) run() {
 }
 
 func (o *outbox) publish(a *answer) {
-	c := a.c
-	if err := o.send(c.reply, *a.body, a.err); err != nil {
-		c.run.s.counters[c.ep].unsent.Add(1)
+	to := a.to
+	if err := o.send(to.reply, *a.body, a.err); err != nil {
+		to.run.s.counters[to.ep].unsent.Add(1)
 		if errors.Is(err, nats.ErrMaxPayload) { // silence would make the requester wait, and then retry for nothing
 			e := allocnode.Errorf(allocnode.CodeUnknownOutcome,
 				"the request was done, but its answer of %d bytes is above the server's max_payload", len(*a.body))
-			*a.body = wire.AppendErrorReply((*a.body)[:0], e, c.run.cluster)
-			_ = o.send(c.reply, *a.body, e)
+			*a.body = wire.AppendErrorReply((*a.body)[:0], e, to.run.cluster)
+			_ = o.send(to.reply, *a.body, e)
 		}
 	}
 	if cap(*a.body) <= maxPooled {
 		bufs.Put(a.body)
 	}
-	c.run.release()
+	to.run.release()
 }
 
 func (o *outbox) send(reply string, body []byte, e *allocnode.Error) error {

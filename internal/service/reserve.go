@@ -36,7 +36,7 @@ func (c *call) reserved(res *propose.Result) {
 	buf := bufs.Get().(*[]byte)
 	r := allocnode.Range{Start: o.Start, End: o.End}
 	*buf = wire.AppendReserveReply((*buf)[:0], c.name, r, res.Seq, c.run.cluster, c.stringIDs)
-	c.run.s.outbox.put(answer{c: c, body: buf})
+	c.run.s.outbox.put(answer{to: &c.origin, body: buf})
 }
 
 // reserveList submits all items of a list, in one piece: they stand in one entry, and their outcomes come together.

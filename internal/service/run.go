@@ -115,8 +115,15 @@ func (r *run) handle(ep endpoint, subject, reply string, body []byte) {
 		return
 	}
 	r.pending.Add(1)
-	c := &call{run: r, ep: ep, reply: reply, name: s.named(ep, subject)}
-	c.req.Deadline = time.Now().Add(s.cfg.Timeout)
+	from, deadline := origin{run: r, ep: ep, reply: reply, name: s.named(ep, subject)}, time.Now().Add(s.cfg.Timeout)
+	if ep == epNext {
+		take := &take{origin: from}
+		take.req.Deadline = deadline
+		take.begin(body)
+		return
+	}
+	c := &call{origin: from}
+	c.req.Deadline = deadline
 	if err := c.begin(body); err != nil {
 		c.fail(err)
 	}

@@ -88,6 +88,7 @@ type Service struct {
 	cfg      Config
 	submit   Submitter // users' requests
 	operator Submitter // forget and resume, which a node takes that does not serve
+	taker    Taker
 	state    State
 	status   func() wire.Status
 
@@ -102,9 +103,14 @@ type Service struct {
 
 // New makes a Service from a valid cfg. It starts nothing. Set nc's closed and error handlers before StartServing, not
 // later: micro chains to those that it finds. submit takes users' requests, and refuses them while the node is fenced;
-// operate takes forget and resume, then too. status must return at once, and is called from any goroutine.
-func New(nc *nats.Conn, cfg Config, submit, operate Submitter, state State, status func() wire.Status) *Service {
-	return &Service{nc: nc, cfg: cfg, submit: submit, operator: operate, state: state, status: status, outbox: newOutbox(nc)}
+// operate takes forget and resume, then too. taker gives the ids of next. status must return at once, and is called from
+// any goroutine.
+func New(
+	nc *nats.Conn, cfg Config, submit, operate Submitter, taker Taker, state State, status func() wire.Status,
+) *Service {
+	return &Service{
+		nc: nc, cfg: cfg, submit: submit, operator: operate, taker: taker, state: state, status: status, outbox: newOutbox(nc),
+	}
 }
 
 // Start answers on the status subject, until Close.
@@ -141,16 +147,17 @@ func (s *Service) StartOperators(cluster wire.ID) error {
 	return nil
 }
 
-// StartServing adds the micro service, whose queue group carries the cluster id. It wants Start before it, and a Drain
-// between it and the next StartServing.
-func (s *Service) StartServing(cluster wire.ID) error {
+// StartServing adds the micro service, whose queue group carries the cluster id. Without appends it lacks the endpoints
+// that go through the log: another node takes those. It wants Start before it, and a Drain between it and the next
+// StartServing.
+func (s *Service) StartServing(cluster wire.ID, appends bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.always == nil || s.serve != nil {
 		return errors.New("service: serving started before Start, or twice")
 	}
 	r := newRun(s, cluster)
-	if err := r.addService(); err != nil {
+	if err := r.addService(appends); err != nil {
 		return fmt.Errorf("add the micro service %s %s: %w", Name, s.cfg.Version, err)
 	}
 	s.serve = r
@@ -202,7 +209,7 @@ func (s *Service) mayAnswer(reply string) bool {
 		len(reply) > len(s.cfg.Prefix) && reply[len(s.cfg.Prefix)] != '.')
 }
 
-func (r *run) addService() error {
+func (r *run) addService(appends bool) error {
 	s := r.s
 	svc, err := micro.AddService(s.nc, micro.Config{
 		Name:         Name,
@@ -216,6 +223,9 @@ func (r *run) addService() error {
 		return err
 	}
 	for ep := range firstInternal {
+		if table[ep].appends && !appends {
+			continue
+		}
 		h := micro.HandlerFunc(func(req micro.Request) { r.handle(ep, req.Subject(), req.Reply(), req.Data()) })
 		if err := svc.AddEndpoint(ep.String(), h, micro.WithEndpointSubject(s.subject(ep))); err != nil {
 			return errors.Join(err, svc.Stop())

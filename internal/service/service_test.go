@@ -292,7 +292,7 @@ func TestStatusAndOperatorsWithoutServing(t *testing.T) {
 	if f.svc.StartOperators(testCluster) == nil || f.svc.Start() == nil {
 		t.Error("a second start is no error")
 	}
-	if New(f.conn, testConfig(), f.log, f.log, f.log, nil).StartServing(testCluster) == nil {
+	if New(f.conn, testConfig(), f.log, f.log, f.log, f.log, nil).StartServing(testCluster, true) == nil {
 		t.Error("serving before Start is no error")
 	}
 }
@@ -305,7 +305,7 @@ func TestOperatorsHaveTheirOwnSubmitter(t *testing.T) {
 	if err := f.svc.Close(deadline(t)); err != nil {
 		t.Fatal(err)
 	}
-	f.svc = New(f.conn, testConfig(), fenced, f.log, f.log, func() wire.Status { return wire.Status{} })
+	f.svc = New(f.conn, testConfig(), fenced, f.log, f.log, f.log, func() wire.Status { return wire.Status{} })
 	if err := f.svc.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ type endpoint uint8
 const (
 	epReserve endpoint = iota
 	epReserveList
+	epNext
 	epCreate
 	epAdvance
 	epInfo
@@ -31,17 +32,19 @@ const (
 var table = [endpoints]struct {
 	name    string
 	subject string // after the prefix and a dot
+	appends bool   // every request goes through the log
 	mute    bool   // takes effect without a reply subject too: it repeats harmlessly, and loses nothing
 }{
-	epReserve:     {"reserve", "reserve.>", false},
-	epReserveList: {"reserve-list", "reserve", false},
-	epCreate:      {"create", "create.>", true},
-	epAdvance:     {"advance", "advance.>", true},
-	epInfo:        {"info", "info.>", false},
-	epList:        {"list", "list", false},
-	epForget:      {"forget", "forget.*", true},
-	epResume:      {"resume", "resume.>", true},
-	epStatus:      {"status", "status", false},
+	epReserve:     {"reserve", "reserve.>", true, false},
+	epReserveList: {"reserve-list", "reserve", true, false},
+	epNext:        {"next", "next.>", false, false},
+	epCreate:      {"create", "create.>", true, true},
+	epAdvance:     {"advance", "advance.>", true, true},
+	epInfo:        {"info", "info.>", false, false},
+	epList:        {"list", "list", false, false},
+	epForget:      {"forget", "forget.*", true, true},
+	epResume:      {"resume", "resume.>", true, true},
+	epStatus:      {"status", "status", false, false},
 }
 
 func (ep endpoint) String() string { return table[ep].name }
@@ -107,8 +110,8 @@ func (n *counters) snapshot() EndpointStats {
 	return st
 }
 
-// Stats is what happened on each endpoint since the process began, by the endpoint's name: reserve, reserve-list, create,
-// advance, info, list, forget, resume, status.
+// Stats is what happened on each endpoint since the process began, by the endpoint's name: reserve, reserve-list, next,
+// create, advance, info, list, forget, resume, status.
 func (s *Service) Stats() map[string]EndpointStats {
 	all := make(map[string]EndpointStats, endpoints)
 	for ep := range endpoints {

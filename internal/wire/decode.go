@@ -27,7 +27,7 @@ func (e *NotReplyError) Is(target error) bool { return target == allocnode.ErrUn
 // Origin is where an answer comes from. The decoders fill it in for error answers too, so that a client can tell the
 // refusal of its own cluster from that of another.
 type Origin struct {
-	Seq     uint64 // of the entry that the answer stands on; for reads of a node's state, its cursor; 0 in errors
+	Seq     uint64 // of the entry that the answer stands on; for reads of a node's state, its cursor; 0 in errors and next
 	Cluster ID     // zero in errors of a node that does not know its cluster yet
 }
 
@@ -42,6 +42,13 @@ type ReserveReply struct {
 type ReserveListReply struct {
 	Origin
 	Results []ReserveResult
+}
+
+// NextReply is the answer to a next.
+type NextReply struct {
+	Origin
+	Sequence string
+	Ranges   []allocnode.Range // ascending, disjoint, none empty, within [1, allocnode.MaxID]
 }
 
 // AdvanceReply is the answer to an advance.
@@ -91,6 +98,8 @@ type answer struct {
 	Start   *number    `json:"start"`
 	End     *number    `json:"end"`
 	Count   *number    `json:"count"`
+	ID      *number    `json:"id"`
+	Ranges  []span     `json:"ranges"`
 	Old     *number    `json:"old"`
 	Node    string     `json:"node"`
 	Results []answer   `json:"results"`
@@ -109,6 +118,11 @@ type infoBody struct {
 	MaxCount *number `json:"max_count"`
 	HWM      *number `json:"hwm"`
 	Halted   bool    `json:"halted"`
+}
+
+type span struct {
+	Start number `json:"start"`
+	End   number `json:"end"`
 }
 
 type errorBody struct {
@@ -155,6 +169,35 @@ func DecodeReserveList(body []byte, n int) (ReserveListReply, error) {
 			}
 			res.Sequence, res.Range = item.Sequence, r
 		}
+	}
+	return reply, nil
+}
+
+// DecodeNext reads the answer to a next that asked for count ids, 1 and up. Errors as [DecodeReserve]: a node gives all
+// of them or none.
+func DecodeNext(body []byte, count uint64) (NextReply, error) {
+	var a answer
+	o, err := decodeUnlogged(body, &a)
+	if err != nil {
+		return NextReply{Origin: o}, err
+	}
+	if a.ID != nil && a.Ranges == nil {
+		a.Ranges = []span{{*a.ID, *a.ID + 1}}
+	} else if a.ID != nil || a.Count == nil || uint64(*a.Count) != count {
+		return NextReply{}, notReply(body, fmt.Sprintf("neither one id nor %d", count))
+	}
+	reply := NextReply{Origin: o, Sequence: a.Sequence}
+	var got, last uint64
+	for _, s := range a.Ranges {
+		r := allocnode.Range{Start: uint64(s.Start), End: uint64(s.End)}
+		if r.Start <= last || r.Empty() || r.End > allocnode.MaxID+1 {
+			return NextReply{}, notReply(body, fmt.Sprintf("%s is no range of ids above %d", r, last))
+		}
+		got, last = got+r.Count(), r.End-1
+		reply.Ranges = append(reply.Ranges, r)
+	}
+	if a.Sequence == "" || got != count {
+		return NextReply{}, notReply(body, fmt.Sprintf("%d ids, not %d", got, count))
 	}
 	return reply, nil
 }
@@ -235,21 +278,34 @@ func DecodeDone(body []byte) (string, Origin, error) {
 	return a.Sequence + a.Node, o, nil
 }
 
-// decodeAnswer reads what all answers have in common.
+// decodeAnswer reads what all answers have in common that stand on an entry.
 func decodeAnswer(body []byte, a *answer) (Origin, error) {
+	o, err := decodeUnlogged(body, a)
+	if err == nil && a.Seq == nil {
+		return Origin{}, notReply(body, "neither an error nor seq and cluster")
+	}
+	return o, err
+}
+
+// decodeUnlogged reads what all answers have in common.
+func decodeUnlogged(body []byte, a *answer) (Origin, error) {
 	if err := json.Unmarshal(body, a); err != nil {
 		return Origin{}, notReply(body, err.Error())
 	}
 	if a.Error != nil {
-		if a.Error.Code == "" || a.Start != nil || a.Results != nil {
-			return Origin{}, notReply(body, "an error without a code, or beside a range")
+		if a.Error.Code == "" || a.Start != nil || a.Results != nil || a.ID != nil || a.Ranges != nil {
+			return Origin{}, notReply(body, "an error without a code, or beside ids")
 		}
 		return Origin{Cluster: a.Cluster}, a.Error.decoded()
 	}
-	if a.Seq == nil || a.Cluster.IsZero() {
-		return Origin{}, notReply(body, "neither an error nor seq and cluster")
+	if a.Cluster.IsZero() {
+		return Origin{}, notReply(body, "neither an error nor a cluster")
 	}
-	return Origin{Seq: uint64(*a.Seq), Cluster: a.Cluster}, nil
+	o := Origin{Cluster: a.Cluster}
+	if a.Seq != nil {
+		o.Seq = uint64(*a.Seq)
+	}
+	return o, nil
 }
 
 // rangeOf is the range in a, or what is wrong with it.

@@ -49,6 +49,32 @@ func AppendReserveListReply(dst []byte, results []ReserveResult, seq uint64, clu
 	return appendEnd(dst, seq, cluster)
 }
 
+// AppendNextReply appends the answer to a next: one id, or ranges that hold count ids in all.
+//
+//	{"sequence":"orders","id":17,"cluster":"…"}
+//	{"sequence":"orders","count":5,"ranges":[{"start":1,"end":4},{"start":9,"end":11}],"cluster":"…"}
+//
+// With stringIDs, id, start and end are JSON strings.
+func AppendNextReply(
+	dst []byte, sequence string, ranges []allocnode.Range, count uint64, cluster ID, stringIDs bool,
+) []byte {
+	dst = appendName(dst, `{"sequence":"`, sequence)
+	if count == 1 {
+		return appendCluster(appendID(dst, `,"id":`, ranges[0].Start, stringIDs), cluster)
+	}
+	dst = appendField(dst, `,"count":`, count)
+	dst = append(dst, `,"ranges":[`...)
+	for i, r := range ranges {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = appendID(dst, `{"start":`, r.Start, stringIDs)
+		dst = appendID(dst, `,"end":`, r.End, stringIDs)
+		dst = append(dst, '}')
+	}
+	return appendCluster(append(dst, ']'), cluster)
+}
+
 // AppendAdvanceReply appends the answer to an advance, with the high-water mark before and after:
 //
 //	{"sequence":"orders","old":1000,"hwm":5000,"seq":17,"cluster":"…"}
