@@ -7,8 +7,9 @@
 //	             v unavailable          v                                                   v
 //	           Done  <─────────── flight, by entry counter  <──────────── Applied (the node's apply loop)
 //
-// While InFlight entries are under way, everything that comes waits in the queue, and all of it goes into the next
-// entry: the busier the node, the fuller its entries. An entry that is neither applied nor answered for Config.Retry is
+// While entries are under way, everything that comes waits in the queue, and all of it goes into the next entry: the
+// busier the node, the fuller its entries. One goes out beside another, at most InFlight at a time, only when it is as
+// full, or the other is slow. An entry that is neither applied nor answered for Config.Retry is
 // appended again, the same bytes under the same id; the state machine takes the first copy and ignores the others.
 //
 // # Invariants

@@ -25,6 +25,8 @@ type flight struct {
 	control bool      // holds only the node's own requests
 	again   time.Time // when to append once more
 
+	launched time.Time
+
 	seq      uint64         // where it was applied; 0 before
 	outcomes []wire.Outcome // as applied
 }

@@ -356,3 +356,36 @@ func TestQueueLetsGo(t *testing.T) {
 		}
 	})
 }
+
+// While an entry is under way, the next one goes out early only when it is as full, or the first is slow: a busy node makes
+// few and full entries, and one whose entry is lost does not wait for it.
+//
+// Checked: without "p.ops >= fullest" the second request has an entry of its own; without the wake in enqueue the fourth
+// waits for a tick; without "slow" the last one waits for the lane.
+func TestEarlyEntryIsAsFull(t *testing.T) {
+	bubble(t, small(), func(r *rig) {
+		r.open()
+		a := r.ask(3)
+		b, c := r.ask(1), r.ask(1)
+		if got := r.sizes(); !slices.Equal(got, []int{3}) {
+			t.Fatalf("entries of %v operations, want the first alone", got)
+		}
+		d := r.ask(1)
+		if got := r.sizes(); !slices.Equal(got, []int{3, 3}) {
+			t.Fatalf("entries of %v operations at once, want another of 3", got)
+		}
+		r.apply(r.log()[0])
+		e := r.ask(1)
+		if got := r.sizes(); !slices.Equal(got, []int{3, 3}) {
+			t.Fatalf("entries of %v operations, want no third while one of 3 is under way", got)
+		}
+		time.Sleep(2 * tick)
+		synctest.Wait()
+		if got := r.sizes(); !slices.Equal(got, []int{3, 3, 1}) {
+			t.Fatalf("entries of %v operations, want a third beside a slow one", got)
+		}
+		r.apply(r.log()[1])
+		r.apply(r.log()[2])
+		r.wantRange(a, b, c, d, e)
+	})
+}

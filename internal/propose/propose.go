@@ -73,6 +73,8 @@ type Proposer struct {
 	stopped bool             // Run has returned: nothing will go out any more
 	queue   []*Request
 	bytes   int        // of the queue's operations
+	ops     int        // the queue's operations
+	early   int        // so many of them let an entry go out while another is under way; 0: a lane must become free
 	own     []*Request // the queue of control requests
 	counter uint64     // of the last entry made
 	flights map[uint64]*flight
@@ -145,11 +147,14 @@ func (p *Proposer) enqueue(r *Request) *allocnode.Error {
 	*q = append(*q, r)
 	if !r.control {
 		p.bytes += len(r.Ops)
+		p.ops += r.N
 	}
 	if p.soonest.IsZero() || r.Deadline.Before(p.soonest) {
 		p.soonest = r.Deadline
 	}
-	if len(*q) == 1 { // whoever came before has woken Run, or waits for a lane or the gate, and they do
+	// Whoever came before has woken Run, or waits for a lane or the gate, and they do.
+	if len(*q) == 1 || p.early > 0 && p.ops >= p.early {
+		p.early = 0
 		p.wakeLocked()
 	}
 	return nil
@@ -219,26 +224,39 @@ func (p *Proposer) append(f *flight) {
 // takeLocked makes flights of the requests that may go out now: one of the node's own and one of the users'. They never
 // share an entry, so that the node's own does not wait for a free lane.
 func (p *Proposer) takeLocked(now time.Time) (fresh []*flight) {
-	users, own := 0, 0
+	users, own, fullest, slow := 0, 0, 0, false
 	for _, f := range p.flights {
 		if f.control {
 			own++
-		} else {
-			users++
+			continue
 		}
+		users++
+		fullest = max(fullest, f.ops)
+		slow = slow || now.Sub(f.launched) >= tick
 	}
 	if len(p.own) > 0 && own < p.cfg.InFlight {
 		fresh = append(fresh, p.launchLocked(now, &p.own))
-		own++
+		if own++; len(p.own) > 0 && own < p.cfg.InFlight {
+			p.wakeLocked()
+		}
 	}
-	if len(p.queue) > 0 && p.gate == gateOpen && users < p.cfg.InFlight {
+	// While an entry is under way, the next goes out only when it is as full, or the other is slow. Else a busy node would
+	// cut what it gets into ever smaller entries, each of which costs the cluster the same syncs.
+	p.early = 0
+	switch {
+	case len(p.queue) == 0 || p.gate != gateOpen || users >= p.cfg.InFlight:
+	case p.ops >= fullest || slow:
 		f := p.launchLocked(now, &p.queue)
 		p.bytes -= f.size
+		p.ops -= f.ops
 		fresh = append(fresh, f)
-		users++
-	}
-	if len(p.own) > 0 && own < p.cfg.InFlight || len(p.queue) > 0 && p.gate == gateOpen && users < p.cfg.InFlight {
-		p.wakeLocked()
+		if users++; users < p.cfg.InFlight {
+			if p.early = max(fullest, f.ops); p.ops >= p.early {
+				p.wakeLocked()
+			}
+		}
+	default:
+		p.early = fullest
 	}
 	return fresh
 }
@@ -263,6 +281,8 @@ func (p *Proposer) launchLocked(now time.Time, q *[]*Request) *flight {
 		size:    size,
 		control: taken[0].control,
 		again:   now.Add(p.cfg.Retry),
+
+		launched: now,
 	}
 	for i, r := range taken {
 		f.seats[i] = seat{r, r.N}
@@ -342,9 +362,10 @@ func (p *Proposer) expireLocked(now time.Time, due *answers) {
 	}
 	p.queue = due.dropIf(p.queue, expired, waitingErr)
 	p.own = due.dropIf(p.own, expired, waitingErr)
-	p.bytes = 0
+	p.bytes, p.ops = 0, 0
 	for _, r := range p.queue {
 		p.bytes += len(r.Ops)
+		p.ops += r.N
 	}
 	for _, f := range p.flights {
 		if f.giveUp(due, expired, "the log did not answer within the deadline"); f.waiting == 0 {
@@ -450,7 +471,7 @@ func (p *Proposer) closeLocked(err *allocnode.Error, fence bool, due *answers) {
 		p.gate, p.refusal, p.fenced = gateClosed, err, fence
 	}
 	p.queue = due.dropIf(p.queue, always, err)
-	p.bytes = 0
+	p.bytes, p.ops = 0, 0
 	for _, f := range p.flights {
 		if !f.control {
 			f.giveUp(due, always, err.Message)
