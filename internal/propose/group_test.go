@@ -366,6 +366,7 @@ func TestEarlyEntryIsAsFull(t *testing.T) {
 	bubble(t, small(), func(r *rig) {
 		r.open()
 		a := r.ask(3)
+		r.settle()
 		b, c := r.ask(1), r.ask(1)
 		if got := r.sizes(); !slices.Equal(got, []int{3}) {
 			t.Fatalf("entries of %v operations, want the first alone", got)
