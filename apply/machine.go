@@ -44,6 +44,7 @@ type Outcomes struct {
 	Duplicate bool // a second copy of an entry, or one too old to tell: its operations were not applied
 	Fence     bool // this entry raised the fence
 
+	Data  []byte         // the bytes that were applied; nil when replayed
 	Entry *wire.Entry    // nil when skipped or replayed
 	Ops   []wire.Outcome // one for each of Entry.Ops; none for a duplicate, or for an entry that is itself a proof of loss
 }
@@ -105,7 +106,7 @@ func (m *Machine) Apply(seq uint64, data []byte) (Outcomes, Delta, error) {
 		return Outcomes{}, Delta{}, &GapError{Want: m.head.Cursor + 1, Got: seq}
 	}
 
-	out := Outcomes{Seq: seq}
+	out := Outcomes{Seq: seq, Data: data}
 	err := wire.DecodeEntry(data, &m.entry)
 	switch {
 	case m.genesis == nil:

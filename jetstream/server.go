@@ -33,6 +33,9 @@ const (
 	// readyPoll is how long one look at the listeners may take.
 	readyPoll = 50 * time.Millisecond
 
+	// minPayload is nats-server's default. A message of the log may need all of it.
+	minPayload = 1 << 20
+
 	// watchEvery is how often a running server is asked whether JetStream is still on. nats-server turns it off by
 	// itself when the disk is full, and tells only its log.
 	watchEvery = 500 * time.Millisecond
@@ -171,6 +174,9 @@ func (s *Server) buildOptions(cfg ServerConfig) (*server.Options, error) {
 	}
 	if opts.LameDuckDuration == 0 && opts.LameDuckGracePeriod == 0 {
 		opts.LameDuckDuration, opts.LameDuckGracePeriod = lameDuckDuration, lameDuckGrace
+	}
+	if opts.MaxPayload != 0 && opts.MaxPayload < minPayload {
+		refuse("max_payload is %d: at least %d, or the log cannot take its larger entries", opts.MaxPayload, minPayload)
 	}
 	if opts.MaxConn > 0 {
 		opts.MaxConn += 2 // ours do not take away from the operator's number

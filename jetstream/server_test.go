@@ -237,7 +237,8 @@ func TestNewServerRefuses(t *testing.T) {
 		{"no cluster port", "cluster { name: c, routes: [nats://127.0.0.1:1] }", nil, "no cluster.listen"},
 		{"operator mode", "", func(c *ServerConfig) { c.Options = &server.Options{TrustedKeys: []string{"OX"}} }, "JWT"},
 		{"server's own check", "",
-			func(c *ServerConfig) { c.Options = &server.Options{MaxPayload: 2048, MaxPending: 1024} }, "max_payload"},
+			func(c *ServerConfig) { c.Options = &server.Options{MaxPayload: 2 << 20, MaxPending: 1 << 20} }, "max_pending"},
+		{"small max_payload", "max_payload: 64KB", nil, "max_payload is 65536: at least 1048576"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cfg, _ := testConfig(t, tc.text)

@@ -211,7 +211,7 @@ func (l *Log) Create(ctx context.Context, clusterID wire.ID, epoch uint64) (Iden
 }
 
 // serviceVerbs are the second tokens of the subjects on which requests come in.
-var serviceVerbs = []string{"reserve", "next", "info", "list", "create", "advance", "status"}
+var serviceVerbs = []string{"reserve", "next", "info", "list", "create", "advance", "status", "forget", "resume"}
 
 // CheckSubjects returns an error that names stream and subject if a stream in nc's account captures a subject of the service
 // under prefix. JetStream would send its PubAck to the requester's inbox, most likely before the range, and keep a copy of each

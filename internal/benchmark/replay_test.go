@@ -93,7 +93,7 @@ func writeLog(b *testing.B, dir string, entries int) {
 	})
 	for i := range entries {
 		window <- struct{}{}
-		h.ID.Counter = uint64(i + 2)
+		h.ID.Counter, h.Cursor = uint64(i+2), uint64(i+1) // as a proposer that has applied all before it
 		op := &wire.Op{Kind: wire.KindReserve, Name: []byte("orders"), Count: 1000}
 		if err := log.Append(h.ID.Counter, h.ID.String(), sealed(&h, op)); err != nil {
 			b.Fatal(err)

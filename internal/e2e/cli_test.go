@@ -135,13 +135,28 @@ func TestNatsCLI(t *testing.T) {
 		if out := nats.run("micro", "ls"); !strings.Contains(out, "allocnode") || len(instance.FindAllString(out, -1)) != 3 {
 			t.Errorf("micro ls does not show three nodes:\n%s", out)
 		}
-		out := nats.run("micro", "info", "allocnode")
-		for _, want := range []string{"allocnode", "reserve", "alloc.reserve.>", "alloc.info.>", "node", "cluster"} {
-			if !strings.Contains(out, want) {
-				t.Errorf("micro info does not show %q:\n%s", want, out)
+		eventually(t, "all answer info, and one takes reservations", func() error {
+			takers := 0
+			for _, id := range instance.FindAllString(nats.run("micro", "ls"), -1) {
+				out, _, status := nats.try("micro", "info", "allocnode", id)
+				if status != 0 {
+					return fmt.Errorf("the instance %s has ended", id)
+				}
+				for _, want := range []string{"allocnode", "alloc.info.>", "alloc.next.>", "node", "cluster"} {
+					if !strings.Contains(out, want) {
+						return fmt.Errorf("%w: micro info does not show %q:\n%s", errStop, want, out)
+					}
+				}
+				if strings.Contains(out, "alloc.reserve.>") {
+					takers++
+				}
 			}
-		}
-		out = nats.run("micro", "stats", "allocnode")
+			if takers != 1 {
+				return fmt.Errorf("%d nodes take reservations", takers)
+			}
+			return nil
+		})
+		out := nats.run("micro", "stats", "allocnode")
 		for _, want := range []string{"reserve", "advance", "list"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("micro stats does not show %q:\n%s", want, out)

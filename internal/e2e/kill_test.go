@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	mrand "math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -185,6 +186,17 @@ func TestKilledNodes(t *testing.T) {
 	}
 	c.agree(observer)
 
+	// The node that takes reservations answers all keys; then, without it, another one does.
+	first := c.retryAll(ctx, all, 0, 1, 2)
+	c.nodes[first].kill()
+	second := c.retryAll(ctx, all, (first+1)%3, (first+2)%3)
+	if second == first {
+		t.Errorf("%s is dead, and answers", c.names[first])
+	}
+	c.start(first)
+	c.awaitServing(observer)
+	c.agree(observer)
+
 	// Nothing of what follows may come from some process's memory.
 	for _, p := range c.nodes {
 		p.kill()
@@ -193,7 +205,7 @@ func TestKilledNodes(t *testing.T) {
 		c.start(i)
 	}
 	c.awaitServing(observer)
-	c.retryAll(ctx, all)
+	c.retryAll(ctx, all, 0, 1, 2)
 	c.agree(observer)
 	for sequence, s := range spans {
 		info := ask(t, observer, "alloc.info."+sequence, `{"consistent":true}`)
@@ -205,44 +217,44 @@ func TestKilledNodes(t *testing.T) {
 	}
 }
 
-// retryAll sends every operation again, through each node in turn, and wants the range it had. Which node answers is the
-// server's choice; that each of them answered a good part is asserted.
-func (c *cluster) retryAll(ctx context.Context, all []*operation) {
+// retryAll sends every operation again, by way of the nodes in turn, and wants the range it had. One node answers, that
+// leads the stream; retryAll returns it, after it has asserted that it answered a good part.
+func (c *cluster) retryAll(ctx context.Context, all []*operation, nodes ...int) (taker int) {
 	c.t.Helper()
+	const workersEach = 8
 	var workers sync.WaitGroup
-	for i := range c.names {
-		for part := range 8 {
-			nc := connect(c.t, c.urls[i])
-			workers.Go(func() {
-				for n := part; n < len(all); n += 8 {
-					o := *all[n]
-					a, err := o.reserve(ctx, nc)
-					if err != nil {
-						c.t.Errorf("retry by way of %s: %v", c.names[i], err)
-						return
-					}
-					if a.Start != o.got.start || a.End != o.got.end {
-						c.t.Errorf("key %s of %s had [%d, %d), a retry by way of %s gave [%d, %d)",
-							o.key, o.sequence, o.got.start, o.got.end, c.names[i], a.Start, a.End)
-					}
+	step := workersEach * len(nodes)
+	for part := range step {
+		i := nodes[part%len(nodes)]
+		nc := connect(c.t, c.urls[i])
+		workers.Go(func() {
+			for n := part; n < len(all); n += step {
+				o := *all[n]
+				a, err := o.reserve(ctx, nc)
+				if err != nil {
+					c.t.Errorf("retry by way of %s: %v", c.names[i], err)
+					return
 				}
-			})
-		}
+				if a.Start != o.got.start || a.End != o.got.end {
+					c.t.Errorf("key %s of %s had [%d, %d), a retry by way of %s gave [%d, %d)",
+						o.key, o.sequence, o.got.start, o.got.end, c.names[i], a.Start, a.End)
+				}
+			}
+		})
 	}
 	workers.Wait()
-	answered := c.reserveRequests(connect(c.t, c.urls...))
-	for _, name := range c.names {
-		if got, want := answered[name], uint64(len(all)/4); got < want {
-			c.t.Errorf("%s answered %d of %d retries: want %d or more, or it was not put to the test", name, got, 3*len(all), want)
-		}
+	taker, requests := c.taker(connect(c.t, c.urls[nodes[0]]), len(nodes))
+	if want := uint64(len(all) / 4); requests < want {
+		c.t.Errorf("%s was asked for %d of %d: want %d or more, or it was not put to the test", c.names[taker], requests, len(all), want)
 	}
+	return taker
 }
 
-// reserveRequests is how many reservations each node was asked for since it started, by its micro statistics.
-func (c *cluster) reserveRequests(nc *nats.Conn) map[string]uint64 {
+// taker waits until one of the nodes that serve, which are want, has the endpoint reserve and all have info. It returns that
+// node, and how many reservations it was asked for since it started, by its micro statistics.
+func (c *cluster) taker(nc *nats.Conn, want int) (taker int, requests uint64) {
 	c.t.Helper()
-	counts := make(map[string]uint64)
-	eventually(c.t, "statistics of all nodes", func() error {
+	eventually(c.t, "one node takes reservations", func() error {
 		inbox := nc.NewInbox()
 		sub, err := nc.SubscribeSync(inbox)
 		if err != nil {
@@ -252,10 +264,11 @@ func (c *cluster) reserveRequests(nc *nats.Conn) map[string]uint64 {
 		if err := nc.PublishRequest("$SRV.STATS."+service.Name, inbox, nil); err != nil {
 			return err
 		}
-		for len(counts) < len(c.names) {
+		var takers, informers []string
+		for range want {
 			m, err := sub.NextMsg(time.Second)
 			if err != nil {
-				return fmt.Errorf("%d nodes answered: %w", len(counts), err)
+				return fmt.Errorf("%d nodes answered: %w", len(informers), err)
 			}
 			var s struct {
 				Metadata  map[string]string `json:"metadata"`
@@ -268,12 +281,21 @@ func (c *cluster) reserveRequests(nc *nats.Conn) map[string]uint64 {
 				return err
 			}
 			for _, ep := range s.Endpoints {
-				if ep.Name == "reserve" {
-					counts[s.Metadata["node"]] = ep.Data.Requests
+				switch ep.Name {
+				case "reserve":
+					takers = append(takers, s.Metadata["node"])
+					requests = ep.Data.Requests
+				case "info":
+					informers = append(informers, s.Metadata["node"])
 				}
 			}
 		}
+		slices.Sort(informers)
+		if len(takers) != 1 || len(slices.Compact(informers)) != want {
+			return fmt.Errorf("reserve is an endpoint of %v, info of %v", takers, informers)
+		}
+		taker = slices.Index(c.names, takers[0])
 		return nil
 	})
-	return counts
+	return taker, requests
 }

@@ -44,37 +44,39 @@ type controlProposer interface {
 // A node that remembers more than the log holds proves it by its check entry alone: its cursor is at or above the seq
 // that the entry gets, and every replica that applies such an entry fences.
 type checker struct {
-	node    string
-	catalog wire.ID
-	witness apply.Head // what the catalog remembers beyond its state
-	log     leaderReader
-	replica *replica
-	prop    controlProposer
-	guard   *guard
-	logger  *slog.Logger
+	node        string
+	incarnation wire.ID
+	catalog     wire.ID
+	witness     apply.Head // what the catalog remembers beyond its state
+	log         leaderReader
+	replica     *replica
+	prop        controlProposer
+	guard       *guard
+	logger      *slog.Logger
 
 	wake   chan struct{} // capacity 1
 	stored atomic.Uint64 // acknowledgements of this node's entries
 
-	mu      sync.Mutex // guards all below
-	due     bool       // a round of this node's own must begin
-	again   bool       // the round under way asks once more
-	waited  int        // how many times askAgain has passed since Begin
-	ticket  uint64     // of the guard's last Hold
-	round   uint64     // seq of the entry that asked first; 0 while no round is under way
-	began   time.Time
-	asked   uint64            // seq of the last entry of another node that asks
-	said    uint64            // cursor in the last check entry of this node
-	seen    map[string]uint64 // by node, the cursor in those of its check entries whose digest is this node's
-	differ  map[string]bool   // nodes whose last digest was another than this node's
-	suspect bool              // the replica cannot follow the log: ask the leader for the proof
-	proof   string            // found against the log, and not yet published
+	mu       sync.Mutex // guards all below
+	due      bool       // a round of this node's own must begin
+	again    bool       // the round under way asks once more
+	waited   int        // how many times askAgain has passed since Begin
+	ticket   uint64     // of the guard's last Hold
+	round    uint64     // seq of the entry that asked first; 0 while no round is under way
+	began    time.Time
+	asked    uint64            // seq of the last entry of another node that asks
+	standing uint64            // seq of the first check entry of this run
+	said     uint64            // cursor in the last check entry of this node
+	seen     map[string]uint64 // by node, the cursor in those of its check entries whose digest is this node's
+	differ   map[string]bool   // nodes whose last digest was another than this node's
+	suspect  bool              // the replica cannot follow the log: ask the leader for the proof
+	proof    string            // found against the log, and not yet published
 }
 
-func newChecker(node string, catalog wire.ID, witness apply.Head, log leaderReader, r *replica, prop controlProposer, g *guard,
+func newChecker(node string, incarnation, catalog wire.ID, witness apply.Head, log leaderReader, r *replica, prop controlProposer, g *guard,
 	logger *slog.Logger) *checker {
 	return &checker{
-		node: node, catalog: catalog, witness: witness, log: log, replica: r, prop: prop, guard: g, logger: logger,
+		node: node, incarnation: incarnation, catalog: catalog, witness: witness, log: log, replica: r, prop: prop, guard: g, logger: logger,
 		wake: make(chan struct{}, 1), seen: make(map[string]uint64), differ: make(map[string]bool),
 	}
 }
@@ -111,18 +113,31 @@ func (c *checker) signal() {
 // Observe takes an accepted check entry, from the replica, in log order. Only a node that has the same state gives its word.
 func (c *checker) Observe(seq uint64, e *wire.Entry, op *wire.Op, agrees agreement) {
 	node := string(e.Node)
+	twin := false
 	c.mu.Lock()
 	if agrees == agreed {
 		c.seen[node] = max(c.seen[node], e.Cursor)
 		delete(c.differ, node)
 	}
 	switch {
-	case node == c.node:
+	case node == c.node && e.ID.Incarnation == c.incarnation:
 		c.said = max(c.said, e.Cursor)
+		if c.standing == 0 {
+			c.standing = seq
+		}
+	case node == c.node:
+		twin = c.standing > 0 && e.Cursor >= c.standing
 	case op.Check.Ask:
 		c.asked = seq
 	}
 	c.mu.Unlock()
+	if twin {
+		// An earlier run cannot have seen an entry of this one. So it lives: on a copy of this directory.
+		why := fmt.Sprintf("another process runs under the name and with the catalog of %s: it had applied seq %d", node, e.Cursor)
+		if c.guard.Fence(why) {
+			c.logger.Error("fenced: this node issues no more ids", "reason", why)
+		}
+	}
 	c.conclude()
 	c.signal()
 }

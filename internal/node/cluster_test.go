@@ -237,6 +237,10 @@ func TestCluster(t *testing.T) {
 	}
 	step("all alike", c.allAlike)
 	step("leader steps down under load", c.leaderStepsDown)
+	step("the role moves", c.roleMoves)
+	step("requests wait while the role moves", c.waitsAndStandsBy)
+	step("who takes reservations is stopped", c.takerIsStopped)
+	step("who takes reservations is fenced", c.takerIsFenced)
 	step("meta leader steps down", c.metaLeaderStepsDown)
 	step("one is stopped", c.oneIsStopped)
 	step("a second node of one name", c.secondNodeOfOneName)

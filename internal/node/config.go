@@ -73,6 +73,9 @@ func DefaultConfig() Config {
 var semVer = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)` +
 	`(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)
 
+// minEntryWindow keeps entries that are merely late from being taken for copies: several nodes may each have some under way.
+const minEntryWindow = 1024
+
 // maxTimeout keeps a node's answer ahead of the 5 s after which NATS clients give up.
 const maxTimeout = 4500 * time.Millisecond
 
@@ -121,12 +124,16 @@ func (c *Config) Validate() error {
 	}
 	g := &c.Genesis
 	for _, w := range []struct {
-		key  string
-		n    uint64
-		most uint64
-	}{{"key_window", g.KeyWindow, wire.MaxWindow}, {"entry_window", g.EntryWindow, wire.MaxWindow}, {"max_sequences", g.MaxSequences, wire.MaxSequences}} {
-		if w.n < 1 || w.n > w.most {
-			fault("%s %d: want 1 to %d", w.key, w.n, w.most)
+		key         string
+		n           uint64
+		least, most uint64
+	}{
+		{"key_window", g.KeyWindow, 1, wire.MaxWindow},
+		{"entry_window", g.EntryWindow, minEntryWindow, wire.MaxWindow},
+		{"max_sequences", g.MaxSequences, 1, wire.MaxSequences},
+	} {
+		if w.n < w.least || w.n > w.most {
+			fault("%s %d: want %d to %d", w.key, w.n, w.least, w.most)
 		}
 	}
 	if !semVer.MatchString(c.Version) {

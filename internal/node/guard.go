@@ -92,6 +92,12 @@ func (g *guard) State() (state, reason string) {
 	return wire.StateStarting, g.waiting
 }
 
+// Serving reports whether the node answers requests now.
+func (g *guard) Serving() bool {
+	state, _ := g.State()
+	return state == wire.StateServing
+}
+
 // Fence stops issuing for good. The first reason is kept; Fence reports whether this was it.
 func (g *guard) Fence(reason string) (first bool) {
 	if prop, pool := g.gates(); prop != nil {

@@ -88,6 +88,9 @@ func (n *Node) replicate(ctx context.Context, machine *apply.Machine, nc *nats.C
 	front := startStage(work, p.checker.Run, p.watch.Run, p.lead.Run, n.serve)
 	select {
 	case <-ctx.Done():
+		if n.cfg.clustered() {
+			p.lead.HandOver(work)
+		}
 	case <-store.ended:
 	case <-core.ended:
 	case <-front.ended:
@@ -113,6 +116,9 @@ func (n *Node) assemble(machine *apply.Machine, nc *nats.Conn, log *jetstream.Lo
 		ClusterID: id.ClusterID, Level: wire.Level, Node: []byte(n.cfg.Name), ID: wire.EntryID{Incarnation: n.incarnation},
 		AutoCreate: n.cfg.AutoCreate, Defaults: n.cfg.Defaults,
 	}
+	cfg.Twin = func(seq uint64) {
+		n.fence(fmt.Sprintf("another process goes on as this one: the entry at seq %d bears an id of this run, and was not made here", seq))
+	}
 	p.prop = propose.New(cfg, log,
 		func() (uint64, wire.Digest) { h := p.replica.Head(); return h.Cursor, h.Digest },
 		func(seq, cursor uint64) {
@@ -133,9 +139,9 @@ func (n *Node) assemble(machine *apply.Machine, nc *nats.Conn, log *jetstream.Lo
 		checked:  func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { p.checker.Observe(seq, e, op, a) },
 		differs:  func(node string, cursor uint64) { p.checker.Differs(node, cursor) },
 	}, n.logger)
-	p.checker = newChecker(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), log, p.replica, p.prop, n.guard, n.logger)
+	p.checker = newChecker(n.cfg.Name, n.incarnation, n.catalog.ID(), n.catalog.Witness(), log, p.replica, p.prop, n.guard, n.logger)
 	p.watch = newWatch(n.cfg.Name, log, p.replica, p.checker)
-	p.lead = newLead(nc, n.cfg.Prefix, n.cfg.Name, p.watch.leads)
+	p.lead = newLead(nc, n.cfg.Prefix, p.cluster, n.cfg.Name, p.watch.leads, n.guard.Serving)
 	log.OnAck(func(tag uint64, ack jetstream.Ack) {
 		p.prop.Acked(tag, ack.Seq, ack.Duplicate, ack.Err)
 		if ack.Err == nil {
@@ -179,23 +185,25 @@ func (n *Node) serve(ctx context.Context) error {
 	for {
 		want := n.guard.Listen(listening)
 		appends := want && !p.lead.StandBy()
-		if listening && (!want || appends != appending) {
+		switch {
+		case listening && !want:
+			p.lead.Appending(false)
 			// Not under ctx: when the node stops, what was received is still answered.
 			drainCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
 			if err := n.svc.Drain(drainCtx); err != nil {
 				n.logger.Warn("stop serving", "error", err)
 			}
 			cancel()
-			listening = false
-		}
-		if want && !listening {
+			listening, appending = false, false
+		case want && (!listening || appends != appending):
+			// Where it listens already, the new subscriptions are there before the old ones end: no request finds nobody.
 			if err := n.svc.StartServing(p.cluster, appends); err != nil {
 				return err
 			}
 			listening, appending = true, appends
+			p.lead.Appending(appends)
 			n.once.Do(func() { close(n.ready) })
 		}
-		p.lead.Appending(listening && appending)
 		select {
 		case <-ctx.Done():
 			return nil

@@ -31,7 +31,7 @@ type replicaEvents struct {
 	fence   func(reason string)
 	stopped func() // after fence, when the log cannot be followed any further: what was seen came from any replica
 	halt    func(reason error)
-	applied func(id wire.EntryID, seq uint64, outcomes []wire.Outcome)
+	applied func(id wire.EntryID, seq uint64, data []byte, outcomes []wire.Outcome)
 
 	// advanced comes before applied, for each accepted advance: the id that it names.
 	advanced func(sequence string, to uint64)
@@ -309,7 +309,7 @@ func (r *replica) apply(ctx context.Context, msg jetstream.Message) {
 			r.events.advanced(string(op.Name), op.Count)
 		}
 	}
-	r.events.applied(out.Entry.ID, msg.Seq, out.Ops)
+	r.events.applied(out.Entry.ID, msg.Seq, out.Data, out.Ops)
 }
 
 // Pause stops applying before the next entry, until Resume. What cannot be stored must not pile up in memory, and an

@@ -61,7 +61,7 @@ func (f *fakeLog) lone(t *testing.T, m *apply.Machine) *lone {
 		stopped:  func() { l.note("stopped") },
 		halt:     func(err error) { l.note("halt: %v", err) },
 		advanced: func(name string, to uint64) { l.note("advanced %s to %d", name, to) },
-		applied:  func(id wire.EntryID, seq uint64, out []wire.Outcome) { l.note("applied %d", seq) },
+		applied:  func(id wire.EntryID, seq uint64, _ []byte, out []wire.Outcome) { l.note("applied %d", seq) },
 		checked:  func(seq uint64, _ *wire.Entry, op *wire.Op, a agreement) { l.note("checked %d", seq) },
 		differs:  func(node string, cursor uint64) { l.note("differs %s at %d", node, cursor) },
 	}, quiet)

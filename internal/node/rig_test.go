@@ -274,6 +274,7 @@ func (f *fakeLog) start(t *testing.T, name string, opts ...unitOption) *unit {
 		ID:       wire.EntryID{Incarnation: wire.NewID()},
 		Defaults: wire.Settings{First: 1, Max: 1 << 40, MaxCount: 1 << 20},
 	}
+	cfg.Twin = func(seq uint64) { u.guard.Fence(fmt.Sprintf("a copy of this process made the entry at %d", seq)) }
 	u.prop = propose.New(cfg, u,
 		func() (uint64, wire.Digest) { h := u.replica.Head(); return h.Cursor, h.Digest },
 		func(seq, cursor uint64) { u.guard.Fence(fmt.Sprintf("the log lost entries: %d at %d", cursor, seq)) })
@@ -288,7 +289,7 @@ func (f *fakeLog) start(t *testing.T, name string, opts ...unitOption) *unit {
 		checked:  func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { u.checker.Observe(seq, e, op, a) },
 		differs:  func(node string, cursor uint64) { u.checker.Differs(node, cursor) },
 	}, quiet)
-	u.checker = newChecker(name, o.catalog, o.witness, f, u.replica, u.prop, u.guard, quiet)
+	u.checker = newChecker(name, cfg.Header.ID.Incarnation, o.catalog, o.witness, f, u.replica, u.prop, u.guard, quiet)
 	f.with(func() { f.feeds[name] = u.replica.Offer })
 
 	ctx, cancel := context.WithCancel(context.Background())

@@ -17,11 +17,12 @@ type benchLog struct {
 type benchEntry struct {
 	counter uint64
 	ops     int
+	data    []byte
 }
 
 func (l *benchLog) Append(tag uint64, _ string, data []byte) error {
 	h := wire.Header{ID: wire.EntryID{Counter: tag}}
-	l.entries <- benchEntry{tag, (len(data) - len(wire.AppendHeader(nil, &h))) / l.opLen}
+	l.entries <- benchEntry{tag, (len(data) - len(wire.AppendHeader(nil, &h))) / l.opLen, data}
 	return nil
 }
 
@@ -58,7 +59,7 @@ func BenchmarkPropose(b *testing.B) {
 		outcomes := make([]wire.Outcome, cfg.MaxOps)
 		for e := range log.entries {
 			entries++
-			p.Applied(wire.EntryID{Counter: e.counter}, uint64(entries), outcomes[:e.ops])
+			p.Applied(wire.EntryID{Counter: e.counter}, uint64(entries), e.data, outcomes[:e.ops])
 			p.Acked(e.counter, uint64(entries), false, nil)
 		}
 	}()

@@ -1,6 +1,7 @@
 package propose
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"sync"
@@ -25,6 +26,9 @@ type Config struct {
 	MaxWaiting int           // requests that may wait in the queue, and as many of the node's own; one more is refused
 	MaxBytes   int           // encoded operations of one entry, in bytes
 	MaxOps     int           // operations of one entry
+
+	// Twin is called, from Applied, when another process goes on as this run of this node: see there.
+	Twin func(seq uint64)
 }
 
 // DefaultConfig is Config without its Header. Two entries in flight were measured to be better than one or four.
@@ -320,12 +324,14 @@ func (p *Proposer) encode(f *flight) bool {
 		}
 		data = append(data, s.request.Ops...)
 	}
+	p.mu.Unlock()
+	wire.Seal(data) // over up to MaxBytes: not under the mutex
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	m := &p.made[f.id.Counter%remembered]
 	m.counter, m.cursor = f.id.Counter, h.Cursor
-	p.mu.Unlock()
-
-	wire.Seal(data)
-	f.data = data // only Run's goroutine asks for it
+	f.data = data
 	return true
 }
 
@@ -382,9 +388,13 @@ func (p *Proposer) expireLocked(now time.Time, due *answers) {
 	p.held = held
 }
 
-// Applied tells what became of an entry, from the node's apply loop, in log order. Entries of other nodes and other runs
-// are none of ours. outcomes is copied where it must outlive the call.
-func (p *Proposer) Applied(id wire.EntryID, seq uint64, outcomes []wire.Outcome) {
+// Applied tells what became of the entry whose bytes are data, from the node's apply loop, in log order. Entries of other
+// nodes and other runs are none of ours. outcomes is copied where it must outlive the call.
+//
+// An entry that bears an id of this run, and is not the one made under it, is of a copy of this process: a machine that
+// was restored from an image of its memory, say. Both would answer one another's entries, so nobody is answered, and
+// Config.Twin is called.
+func (p *Proposer) Applied(id wire.EntryID, seq uint64, data []byte, outcomes []wire.Outcome) {
 	if id.Incarnation != p.cfg.Header.ID.Incarnation {
 		return
 	}
@@ -393,6 +403,11 @@ func (p *Proposer) Applied(id wire.EntryID, seq uint64, outcomes []wire.Outcome)
 	if f == nil {
 		p.mu.Unlock()
 		return // given up: the range is a gap
+	}
+	if !bytes.Equal(f.data, data) { // one that is not encoded yet has none
+		p.mu.Unlock()
+		p.cfg.Twin(seq)
+		return
 	}
 	delete(p.flights, id.Counter)
 	f.seq, f.outcomes = seq, outcomes

@@ -111,10 +111,10 @@ func (c *chaos) applyAll() {
 		if c.chance(30) {
 			other := d.ID
 			other.Incarnation[3]++
-			c.p.Applied(other, seq, slices.Repeat([]wire.Outcome{{Reject: 97}}, len(d.Ops)))
+			c.p.Applied(other, seq, e.data, slices.Repeat([]wire.Outcome{{Reject: 97}}, len(d.Ops)))
 		}
 		if !repeated || c.chance(50) {
-			c.p.Applied(d.ID, seq, outcomes)
+			c.p.Applied(d.ID, seq, e.data, outcomes)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,6 +26,7 @@ type rig struct {
 	p      *Proposer
 	cancel context.CancelFunc
 	ended  chan struct{} // Run has returned
+	twins  atomic.Int64  // calls of Config.Twin
 
 	mu        sync.Mutex // guards all below
 	asked     []*asked
@@ -86,6 +88,7 @@ func bubble(t *testing.T, cfg Config, test func(*rig)) {
 
 func newRig(t testing.TB, cfg Config) *rig {
 	r := &rig{t: t, ended: make(chan struct{})}
+	cfg.Twin = func(seq uint64) { r.unlocked("Twin"); r.twins.Add(1) }
 	r.p = New(cfg, r, r.head, r.lost)
 	return r
 }
@@ -300,7 +303,7 @@ func (r *rig) apply(e entry) {
 	}
 	seq := r.seq
 	r.mu.Unlock()
-	r.p.Applied(d.ID, seq, outcomes)
+	r.p.Applied(d.ID, seq, e.data, outcomes)
 	for i := range outcomes { // the caller's slice is used again
 		outcomes[i] = wire.Outcome{Reject: 99, Start: 99, End: 99}
 	}

@@ -9,8 +9,8 @@
 // Two parts live separately. The status subject, which every node answers whatever its condition, and the operators'
 // subjects forget and resume, live from the start of the process (once the cluster id is known) to its end. The micro
 // service (ADR-32) with the endpoints that clients use lives while the node serves: [Service.StartServing] and
-// [Service.Drain] may follow one another any number of times. The two have a Submitter each: a fenced node refuses users and
-// takes an operator's word.
+// [Service.Drain] may follow one another any number of times, and StartServing while serving swaps the endpoints that go
+// through the log in or out. The two have a Submitter each: a fenced node refuses users and takes an operator's word.
 //
 // # Goroutines
 //

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -116,9 +117,6 @@ func TestDrain(t *testing.T) {
 	}
 	f.serve() // and again
 	f.request("alloc.reserve.a", "")
-	if f.svc.StartServing(testCluster, true) == nil {
-		t.Error("serving twice is no error")
-	}
 }
 
 // A handler that has answered but not returned leaves nothing pending, while requests wait behind it in the subscription's
@@ -257,6 +255,87 @@ func TestDrainGivesUpWithItsContext(t *testing.T) {
 	if _, err := sub.NextMsgWithContext(deadline(t)); err != nil {
 		t.Errorf("the answer after Drain gave up: %v", err)
 	}
+}
+
+// The endpoints that go through the log are swapped out and in while requests come: each is answered, those for the others
+// throughout, and what lies in the log at a swap later. Seen to fail with the old service drained before the new one begins
+// (no responders), and where Drain does not await the services that were replaced (it returns nil with a request in the log).
+func TestServingSwapped(t *testing.T) {
+	f := start(t, true, nil)
+	f.log.set(func() { f.log.hold = true })
+	sub := f.publish(3)
+	for range 3 {
+		<-f.log.arrived
+	}
+	f.log.set(func() { f.log.hold = false }) // what is held stays so
+	ended := make(chan struct{})
+	var asking sync.WaitGroup
+	for _, subject := range []string{"alloc.info.orders", "alloc.next.orders", "alloc.list"} {
+		asking.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-ended:
+					if n == 0 {
+						t.Errorf("%s was never asked for", subject)
+					}
+					return
+				default:
+				}
+				if _, err := f.nc.Request(subject, nil, wait); err != nil {
+					t.Errorf("%s: %v", subject, err)
+					return
+				}
+			}
+		})
+	}
+	for range 20 {
+		for _, appends := range []bool{false, true} {
+			if err := f.svc.StartServing(testCluster, appends); err != nil {
+				t.Fatal(err)
+			}
+			if got := f.listens("reserve"); got != appends {
+				t.Fatalf("listens to reserve: %v, want %v", got, appends)
+			}
+		}
+	}
+	close(ended)
+	asking.Wait()
+	drained := make(chan error, 1)
+	go func() { drained <- f.svc.Drain(deadline(t)) }()
+	notYet(t, drained)
+	f.log.release()
+	if err := <-drained; err != nil {
+		t.Errorf("Drain: %v", err)
+	}
+	for range 3 {
+		if m, err := sub.NextMsgWithContext(deadline(t)); err != nil || len(m.Header) != 0 {
+			t.Errorf("%v, %v", m, err)
+		}
+	}
+	f.noResponders("alloc.info.orders")
+}
+
+// listens reports whether the micro service shows an endpoint, and that there is one service.
+func (f *fixture) listens(endpoint string) bool {
+	f.t.Helper()
+	inbox := nats.NewInbox()
+	sub, err := f.nc.SubscribeSync(inbox)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	if err := errors.Join(f.nc.PublishRequest("$SRV.INFO", inbox, nil), f.nc.Flush()); err != nil {
+		f.t.Fatal(err)
+	}
+	m, err := sub.NextMsgWithContext(deadline(f.t))
+	var info micro.Info
+	if err == nil {
+		err = json.Unmarshal(m.Data, &info)
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return slices.ContainsFunc(info.Endpoints, func(e micro.EndpointInfo) bool { return e.Name == endpoint })
 }
 
 // Two nodes of one cluster share the requests; one that drains loses none of them.

@@ -70,16 +70,8 @@ func (r *run) unsubscribe() error {
 	return errors.Join(errs...)
 }
 
-// drain takes back the interest and waits until all that was received is answered and sent. A nil run is drained.
-func (r *run) drain(ctx context.Context) error {
-	if r == nil {
-		return nil
-	}
-	if _, ok := ctx.Deadline(); !ok { // FlushWithContext wants one
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, 2*r.s.cfg.Timeout)
-		defer cancel()
-	}
+// leave takes back the interest. Once r is idle after it, all that was received is answered.
+func (r *run) leave(ctx context.Context) error {
 	errs := []error{r.unsubscribe()}
 
 	// The server answers the flush after it has read the end of interest, so by then all that it will ever send lies in
@@ -90,13 +82,34 @@ func (r *run) drain(ctx context.Context) error {
 		errs = append(errs, err)
 		r.release()
 	}
+	return errors.Join(errs...)
+}
+
+// await waits, after leave, until all that was received is answered and sent.
+func (r *run) await(ctx context.Context) error {
 	select {
 	case <-r.idle:
-		errs = append(errs, r.s.nc.FlushWithContext(ctx))
+		return r.s.nc.FlushWithContext(ctx)
 	case <-ctx.Done():
-		errs = append(errs, fmt.Errorf("%d requests not answered yet: %w", r.pending.Load(), context.Cause(ctx)))
+		return fmt.Errorf("%d requests not answered yet: %w", r.pending.Load(), context.Cause(ctx))
 	}
-	return errors.Join(errs...)
+}
+
+// drain is leave and await. A nil run is drained.
+func (r *run) drain(ctx context.Context) error {
+	if r == nil {
+		return nil
+	}
+	return errors.Join(r.leave(ctx), r.await(ctx))
+}
+
+func (r *run) isIdle() bool {
+	select {
+	case <-r.idle:
+		return true
+	default:
+		return false
+	}
 }
 
 // handle takes one request. It does not wait.

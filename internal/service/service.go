@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +21,9 @@ const Name = "allocnode"
 
 // DefaultTimeout is how long a request may take: less than the 5 s after which the usual clients give up.
 const DefaultTimeout = 4 * time.Second
+
+// subscribeTimeout bounds the wait for the server to take note of subscriptions. It answers at once, or something is broken.
+const subscribeTimeout = 10 * time.Second
 
 // Submitter hands operations to the log. Submit must not block, and calls r.Done exactly once, by r.Deadline. When Done
 // is called with a seq, a State read by another goroutine from then on has that entry in it.
@@ -95,10 +99,11 @@ type Service struct {
 	outbox   *outbox
 	counters [endpoints]counters
 
-	mu      sync.Mutex // guards the three below; held while subscribing, so that two starts cannot overlap
+	mu      sync.Mutex // guards all below; held while subscribing, so that two starts cannot overlap
 	always  *run       // status; nil before Start and after Close
 	operate *run       // forget and resume
 	serve   *run       // the micro service
+	leaving []*run     // what serve was before, with requests that are not answered yet
 }
 
 // New makes a Service from a valid cfg. It starts nothing. Set nc's closed and error handlers before StartServing, not
@@ -148,21 +153,30 @@ func (s *Service) StartOperators(cluster wire.ID) error {
 }
 
 // StartServing adds the micro service, whose queue group carries the cluster id. Without appends it lacks the endpoints
-// that go through the log: another node takes those. It wants Start before it, and a Drain between it and the next
-// StartServing.
+// that go through the log: another node takes those. It wants Start before it. Called while serving, it puts another micro
+// service in place of the one before, which ends after the new one has begun: so at no moment is nobody there, and what
+// the one before has received is still answered.
 func (s *Service) StartServing(cluster wire.ID, appends bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.always == nil || s.serve != nil {
-		return errors.New("service: serving started before Start, or twice")
+	if s.always == nil {
+		return errors.New("service: serving started before Start")
 	}
 	r := newRun(s, cluster)
 	if err := r.addService(appends); err != nil {
 		return fmt.Errorf("add the micro service %s %s: %w", Name, s.cfg.Version, err)
 	}
+	before := s.serve
 	s.serve = r
-	if err := s.nc.Flush(); err != nil { // once it returns, the server has the subscriptions
-		return fmt.Errorf("add the micro service: %w", err)
+	ctx, cancel := context.WithTimeout(context.Background(), subscribeTimeout)
+	defer cancel()
+	err := s.nc.FlushWithContext(ctx) // once it returns, the server has the subscriptions
+	if before != nil {
+		s.leaving = append(slices.DeleteFunc(s.leaving, (*run).isIdle), before)
+		err = errors.Join(err, before.leave(ctx))
+	}
+	if err != nil {
+		return fmt.Errorf("start the micro service: %w", err)
 	}
 	return nil
 }
@@ -172,31 +186,45 @@ func (s *Service) StartServing(cluster wire.ID, appends bool) error {
 // answered then too, later. Status and the operators' subjects go on. Without StartServing it returns nil.
 func (s *Service) Drain(ctx context.Context) error {
 	s.mu.Lock()
-	r := s.serve
-	s.serve = nil
+	r, leaving := s.serve, s.leaving
+	s.serve, s.leaving = nil, nil
 	s.mu.Unlock()
-	return r.drain(ctx)
+	return s.drain(ctx, leaving, r)
 }
 
 // Close drains everything, and ends the goroutine that publishes. The connection stays open.
 func (s *Service) Close(ctx context.Context) error {
 	s.mu.Lock()
-	runs := []*run{s.serve, s.operate, s.always}
+	runs, leaving := []*run{s.serve, s.operate, s.always}, s.leaving
 	started := s.always != nil
-	s.serve, s.operate, s.always = nil, nil, nil
+	s.serve, s.operate, s.always, s.leaving = nil, nil, nil, nil
 	s.mu.Unlock()
+	err := s.drain(ctx, leaving, runs...)
+	if started {
+		s.outbox.close()
+	}
+	return err
+}
+
+// drain drains runs, and awaits those that leave already.
+func (s *Service) drain(ctx context.Context, leaving []*run, runs ...*run) error {
+	if _, ok := ctx.Deadline(); !ok { // FlushWithContext wants one
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, 2*s.cfg.Timeout)
+		defer cancel()
+	}
 	var errs []error
 	for _, r := range runs {
 		errs = append(errs, r.drain(ctx))
 	}
-	if started {
-		s.outbox.close()
+	for _, r := range leaving {
+		errs = append(errs, r.await(ctx))
 	}
 	return errors.Join(errs...)
 }
 
-// Queue is the queue group of the nodes of one cluster. Two clusters on one subject never share a group, so that each
-// hears every request, and notices the other.
+// Queue is the queue group of the nodes of one cluster. Two clusters on one subject never share a group: both answer each
+// request, and a client that pins its cluster refuses the other's answer.
 func Queue(cluster wire.ID) string { return Name + "-" + cluster.String() }
 
 // OperatorQueue is the queue group for forget and resume: nodes that do not serve belong to it too.
