@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -202,7 +203,10 @@ func (n *Node) serve(ctx context.Context) error {
 			}
 			listening, appending = true, appends
 			p.lead.Appending(appends)
-			n.once.Do(func() { close(n.ready) })
+			n.once.Do(func() {
+				n.compareNodes()
+				close(n.ready)
+			})
 		}
 		select {
 		case <-ctx.Done():
@@ -211,6 +215,15 @@ func (n *Node) serve(ctx context.Context) error {
 		case <-p.lead.changed:
 		}
 	}
+}
+
+// compareNodes warns where the configuration names other nodes than the log, whose word counts.
+func (n *Node) compareNodes() {
+	n.link.view(func(m *apply.Machine) {
+		if g := m.Genesis(); g != nil && !slices.Equal(slices.Sorted(slices.Values(g.Nodes)), slices.Sorted(slices.Values(n.cfg.nodes()))) {
+			n.logger.Warn("the configuration names other nodes than the log, whose word counts", "configured", n.cfg.nodes(), "log", g.Nodes)
+		}
+	})
 }
 
 // link is how the service reaches the parts, from before they exist.
