@@ -311,7 +311,8 @@ func TestCheckDoesNotPublishWhatOneReplicaShows(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeLog) {
 		nodes := f.cluster(t)
 		last := f.last()
-		f.with(func() { f.direct[last] = [][]byte{f.entry("n2", 1, reserveOp(9))} })
+		other := f.entry("n2", 1, reserveOp(9))
+		f.with(func() { f.direct[last] = [][]byte{other} })
 		f.with(func() { f.deaf = true }) // the next read begins at the cursor
 		f.put(f.entry("n2", 1, &wire.Op{Kind: wire.KindBarrier}))
 		nodes[0].replica.Expect(last + 1)
@@ -329,8 +330,9 @@ func TestCheckPublishesTheProofLater(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeLog) {
 		nodes := f.cluster(t)
 		last := f.last()
+		other := f.entry("n2", 1, reserveOp(9))
 		f.with(func() {
-			f.entries[last-1] = f.entry("n2", 1, reserveOp(9))
+			f.entries[last-1] = other
 			f.vanish = true
 		})
 		nodes[0].replica.Expect(last + 1) // it reads from its cursor

@@ -109,8 +109,9 @@ func TestReplicaFillsGapsFromTheCursor(t *testing.T) {
 			t.Errorf("read from %v: want from the cursor, 1", f.reads)
 		}
 
+		other := f.entry("n2", 1, reserveOp(4))
 		f.with(func() {
-			f.entries[3] = f.entry("n2", 1, reserveOp(4))
+			f.entries[3] = other
 			f.deaf = true
 		})
 		f.put(f.entry("n2", 1, reserveOp(5)))

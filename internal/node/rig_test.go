@@ -62,9 +62,12 @@ func (f *fakeLog) genesis() *wire.Op {
 
 // entry is an entry of a run of node that made only this one, when it had applied the log up to cursor.
 func (f *fakeLog) entry(node string, cursor uint64, ops ...*wire.Op) []byte {
+	f.mu.Lock()
+	entries := slices.Clone(f.entries[:min(cursor, uint64(len(f.entries)))])
+	f.mu.Unlock()
 	m := apply.New()
-	for i := uint64(0); i < cursor && i < uint64(len(f.entries)); i++ {
-		if _, _, err := m.Apply(i+1, slices.Clone(f.entries[i])); err != nil {
+	for i, e := range entries {
+		if _, _, err := m.Apply(uint64(i+1), slices.Clone(e)); err != nil {
 			panic(err)
 		}
 	}
