@@ -95,3 +95,56 @@ func (f *flight) land() {
 		rest = rest[s.n:]
 	}
 }
+
+// retriesLocked returns the flights that have been silent for too long.
+func (p *Proposer) retriesLocked(now time.Time) (again []*flight) {
+	for _, f := range p.flights {
+		if f.data != nil && !now.Before(f.again) {
+			f.again = now.Add(p.cfg.Retry)
+			again = append(again, f)
+		}
+	}
+	return again
+}
+
+// expireLocked gives up the requests whose deadline has come. One that still waits in the queue certainly did not happen;
+// one that is in an entry may happen yet.
+func (p *Proposer) expireLocked(now time.Time, due *answers) {
+	if now.Before(p.soonest) || p.soonest.IsZero() {
+		return // most often: what comes and goes within its deadline is looked at once in that time, not every tick
+	}
+	p.soonest = time.Time{}
+	expired := func(r *Request) bool {
+		if !now.Before(r.Deadline) {
+			return true
+		}
+		if p.soonest.IsZero() || r.Deadline.Before(p.soonest) {
+			p.soonest = r.Deadline
+		}
+		return false
+	}
+	waitingErr := allocnode.Errorf(allocnode.CodeUnavailable, "no entry could be made within the deadline")
+	if p.gate == gateHeld {
+		waitingErr = allocnode.Errorf(allocnode.CodeUnavailable, "the node is checking the log")
+	}
+	p.queue = due.dropIf(p.queue, expired, waitingErr)
+	p.own = due.dropIf(p.own, expired, waitingErr)
+	p.bytes, p.ops = 0, 0
+	for _, r := range p.queue {
+		p.bytes += len(r.Ops)
+		p.ops += r.N
+	}
+	for _, f := range p.flights {
+		if f.giveUp(due, expired, "the log did not answer within the deadline"); f.waiting == 0 {
+			delete(p.flights, f.id.Counter)
+		}
+	}
+	held := p.held[:0]
+	for _, f := range p.held {
+		if f.giveUp(due, expired, "it was applied, but the log could not be checked within the deadline"); f.waiting > 0 {
+			held = append(held, f)
+		}
+	}
+	clear(p.held[len(held):])
+	p.held = held
+}
