@@ -217,7 +217,7 @@ func TestCheckFindsContradictions(t *testing.T) {
 		"made, empty": {func(f *fakeLog) { f.entries = nil; f.id.Created = f.id.Created.Add(1) }, "made anew", false},
 		"rewritten": {func(f *fakeLog) {
 			n := len(f.entries)
-			f.entries[n-1] = f.entry("n2", 2, reserveOp(77))
+			f.entries[n-1] = f.entryLocked("n2", 2, reserveOp(77))
 		}, "rewritten", true},
 		"middle gone": {func(f *fakeLog) { f.hole = uint64(len(f.entries)) }, "holds no entry", true},
 	} {

@@ -63,10 +63,13 @@ func (f *fakeLog) genesis() *wire.Op {
 // entry is an entry of a run of node that made only this one, when it had applied the log up to cursor.
 func (f *fakeLog) entry(node string, cursor uint64, ops ...*wire.Op) []byte {
 	f.mu.Lock()
-	entries := slices.Clone(f.entries[:min(cursor, uint64(len(f.entries)))])
-	f.mu.Unlock()
+	defer f.mu.Unlock()
+	return f.entryLocked(node, cursor, ops...)
+}
+
+func (f *fakeLog) entryLocked(node string, cursor uint64, ops ...*wire.Op) []byte {
 	m := apply.New()
-	for i, e := range entries {
+	for i, e := range f.entries[:min(cursor, uint64(len(f.entries)))] {
 		if _, _, err := m.Apply(uint64(i+1), slices.Clone(e)); err != nil {
 			panic(err)
 		}
