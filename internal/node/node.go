@@ -128,7 +128,8 @@ func (n *Node) run(ctx context.Context) (err error) {
 		return err
 	}
 	catalogDir := filepath.Join(n.cfg.DataDir, "catalog")
-	if _, err := os.Stat(catalogDir); errors.Is(err, fs.ErrNotExist) && files && wasClustered != n.cfg.clustered() {
+	// Its witness is what kv writes first: a folder without one may be there, emptied.
+	if _, err := os.Stat(filepath.Join(catalogDir, "witness")); errors.Is(err, fs.ErrNotExist) && files && wasClustered != n.cfg.clustered() {
 		return fmt.Errorf("%s holds the log of a node that ran %s: it cannot be started %s",
 			n.cfg.DataDir, mode(wasClustered), mode(n.cfg.clustered()))
 	}

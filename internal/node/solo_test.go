@@ -113,8 +113,12 @@ func TestAloneLosesFiles(t *testing.T) {
 	n.end()
 
 	// Nor does nats-server get hold of the files in the other mode, in which it would delete them; with them gone the log
-	// would be made anew. Checked: without the comparison in run, the node started.
+	// would be made anew. Checked: without the comparison in run, the node started; with a look at the folder alone too,
+	// since here it is there, emptied.
 	remove(t, dir, "catalog")
+	if err := os.Mkdir(filepath.Join(dir, "catalog"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	clustered := config(t, base, "solo", "")
 	clustered.Server = &server.Options{ServerName: "solo", Cluster: server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: -1},
 		Routes: []*url.URL{{Scheme: "nats", Host: "127.0.0.1:1"}}}
