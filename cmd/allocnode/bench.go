@@ -56,7 +56,8 @@ Clients that share a connection are one client of the Go package: their calls ar
 					return []allocnode.Range{r}, err
 				}
 			}),
-		newBenchOf("next", "Measure ids from the nodes' own batches", `Each client asks a node for --batch ids of the batch that it holds, waits for them, and asks again.`,
+		newBenchOf("next", "Measure ids from the nodes' own batches",
+			`Each client asks a node for --batch ids of the batch that it holds, waits for them, and asks again.`,
 			func(c *client.Client, sequence string, batch uint64) draw {
 				return func(ctx context.Context) ([]allocnode.Range, error) { return c.NodeNext(ctx, sequence, batch) }
 			}),
@@ -93,8 +94,8 @@ given.`,
 	fs.IntVar(&f.clients, "clients", 1, fmt.Sprintf("how `MANY` clients ask at a time, at most %d", maxClients))
 	fs.IntVar(&f.connections, "connections", 0, fmt.Sprintf("how `MANY` connections they share (default one each; at most %d)",
 		maxConnections))
-	fs.Uint64Var(&f.count, "count", 0, fmt.Sprintf("how `MANY` requests in all (default %d, without limit where --duration is given)",
-		defaultRequests))
+	fs.Uint64Var(&f.count, "count", 0, fmt.Sprintf(
+		"how `MANY` requests in all (default %d, without limit where --duration is given)", defaultRequests))
 	fs.DurationVar(&f.duration, "duration", 0, fmt.Sprintf("how long, at most %s", maxDuration))
 	fs.Uint64Var(&f.batch, "batch", 1, "how `MANY` ids each request asks for")
 	return cmd
@@ -117,7 +118,8 @@ func (f *benchFlags) check(cmd *cobra.Command) error {
 		f.connections = f.clients
 	}
 	if f.connections > maxConnections {
-		return fmt.Errorf("%d connections: at most %d, --connections says how many the clients share", f.connections, maxConnections)
+		return fmt.Errorf("%d connections: at most %d, --connections says how many the clients share", f.connections,
+			maxConnections)
 	}
 	if f.count == 0 {
 		if f.count = defaultRequests; f.duration > 0 {

@@ -21,7 +21,8 @@ func TestBench(t *testing.T) {
 	url := startNode(t, nil)
 	const rest = `requests in .*: \d+ requests/s, \d+ ids/s, 0 retries\nlatency: p50 .*, p90 .*, p99 .*, p99.9 .*, max .*\n`
 	for _, tc := range []struct{ args, want string }{
-		{"bench reserve --count 300 --clients 8", `reserve bench: 8 clients, 8 connections, 1 ids a request\n300 ` + rest + `300 ids, none twice\n`},
+		{"bench reserve --count 300 --clients 8",
+			`reserve bench: 8 clients, 8 connections, 1 ids a request\n300 ` + rest + `300 ids, none twice\n`},
 		{"bench next orders --count 300 --clients 8 --connections 1 --batch 7",
 			`next orders: 8 clients, 1 connections, 7 ids a request\n300 ` + rest + `2100 ids, none twice\n`},
 		{"bench reserve orders --duration 100ms --batch 1000", `reserve orders: 1 clients, .*\n\d+ ` + rest + `\d+000 ids, none twice\n`},
@@ -48,7 +49,8 @@ func TestBenchEndsEarly(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, err := command("bench", "reserve", "tiny", "--clients", "3", "--server", url)
-	if !errors.Is(err, allocnode.ErrExhausted) || !strings.Contains(out, "100 requests in") || !strings.Contains(out, "100 ids, none twice") {
+	if !errors.Is(err, allocnode.ErrExhausted) || !strings.Contains(out, "100 requests in") ||
+		!strings.Contains(out, "100 ids, none twice") {
 		t.Errorf("exhausted: %q, %v", out, err)
 	}
 
@@ -132,7 +134,8 @@ func TestIDSet(t *testing.T) {
 				s.result() // folds
 			}
 		}
-		if ids, again, example := s.result(); ids != uint64(len(seen)) || again != twice || len(example) != min(int(twice), maxExamples) {
+		if ids, again, example := s.result(); ids != uint64(len(seen)) || again != twice ||
+			len(example) != min(int(twice), maxExamples) {
 			t.Errorf("seed %d: %d ids, %d twice, %v; want %d, %d", seed, ids, again, example, len(seen), twice)
 		}
 		for i := 1; i < len(s.have); i++ {
@@ -152,7 +155,7 @@ func TestLatencies(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	var all []time.Duration
 	for i := range 10_000 {
-		d := time.Duration(rnd.Uint64() >> (1 + rnd.UintN(62)))
+		d := time.Duration(rnd.Uint64() >> (2 + rnd.UintN(61)))
 		all = append(all, d)
 		if i%2 == 0 {
 			a.add(d)
@@ -184,7 +187,8 @@ func TestBar(t *testing.T) {
 	out.Reset()
 	b.draw(2, time.Hour)
 	b.clear()
-	if s := out.String(); !strings.HasPrefix(s, "\r["+strings.Repeat("=", 30)+"] 100%  2 requests, 0/s ") || !strings.HasSuffix(s, " \r") {
+	if s := out.String(); !strings.HasPrefix(s, "\r["+strings.Repeat("=", 30)+"] 100%  2 requests, 0/s ") ||
+		!strings.HasSuffix(s, " \r") {
 		t.Errorf("%q", s)
 	}
 }
