@@ -21,6 +21,7 @@ type lead struct {
 	subject string // internal, in the log's account
 	node    string
 	leads   func() bool // whether this node leads the stream
+	off     bool        // no node can lead it: the log is on an existing NATS, where anybody might say that he does
 
 	changed chan struct{} // capacity 1: StandBy may give another answer
 
@@ -56,6 +57,10 @@ func (l *lead) Appending(now bool) {
 
 // Run says that this node takes the requests while it does and leads, and listens to others, until ctx ends.
 func (l *lead) Run(ctx context.Context) error {
+	if l.off {
+		<-ctx.Done()
+		return nil
+	}
 	sub, err := l.nc.Subscribe(l.subject, func(m *nats.Msg) { l.hear(string(m.Data)) })
 	if err != nil {
 		return fmt.Errorf("subscribe to %s: %w", l.subject, err)

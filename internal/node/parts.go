@@ -22,12 +22,15 @@ import (
 // parts is what exists once the log is known.
 type parts struct {
 	cluster wire.ID
+	svc     *nats.Conn // the service's connection
 	prop    *propose.Proposer
 	pool    *next.Pool
 	replica *replica
 	checker *checker
 	watch   *watch
 	lead    *lead
+
+	neighbors *neighbors
 }
 
 // stage is some of the node's goroutines, which are stopped together.
@@ -58,9 +61,32 @@ const drainTimeout = 4500 * time.Millisecond
 
 // replicate follows the log and serves until ctx ends. The parts stop in the order in which they feed one another, so that
 // what one of them has begun the next can finish.
-func (n *Node) replicate(ctx context.Context, machine *apply.Machine, nc *nats.Conn, log *jetstream.Log, id jetstream.Identity) error {
-	p := n.assemble(machine, nc, log, id)
-	stopFeed, err := log.Feed(id.ClusterID, p.replica.Offer)
+func (n *Node) replicate(
+	ctx context.Context, machine *apply.Machine, nc, svc *nats.Conn, log *jetstream.Log, id jetstream.Identity,
+) error {
+	p := n.assemble(machine, nc, svc, log, id)
+	// A subscription that nats.go made anew is a new one (DESIGN 8): what was missed meanwhile may be a log made anew. Set
+	// before the first, so that none goes unseen.
+	was := nc.ReconnectHandler()
+	nc.SetReconnectHandler(func(nc *nats.Conn) {
+		if was != nil {
+			was(nc)
+		}
+		p.checker.Begin("connected to NATS again")
+		p.watch.Kick()
+	})
+	back := svc.ReconnectHandler()
+	svc.SetReconnectHandler(func(nc *nats.Conn) {
+		if back != nil {
+			back(nc)
+		}
+		n.guard.update(func() {}) // what serve could not drain meanwhile
+	})
+	feed := p.replica.Offer
+	if n.cfg.NATS != nil {
+		feed = p.replica.Wake
+	}
+	stopFeed, err := log.Feed(id.ClusterID, feed)
 	if err != nil {
 		return fmt.Errorf("subscribe to the log: %w", err)
 	}
@@ -85,7 +111,7 @@ func (n *Node) replicate(ctx context.Context, machine *apply.Machine, nc *nats.C
 	work := context.WithoutCancel(ctx)
 	store := startStage(work, n.store.Run)
 	core := startStage(work, p.prop.Run, p.pool.Run, p.replica.Run)
-	front := startStage(work, p.checker.Run, p.watch.Run, p.lead.Run, n.serve)
+	front := startStage(work, p.checker.Run, p.watch.Run, p.lead.Run, p.neighbors.Run, n.serve)
 	select {
 	case <-ctx.Done():
 	case <-store.ended:
@@ -104,8 +130,8 @@ func (n *Node) replicate(ctx context.Context, machine *apply.Machine, nc *nats.C
 }
 
 // assemble makes the parts and ties them together. It starts nothing.
-func (n *Node) assemble(machine *apply.Machine, nc *nats.Conn, log *jetstream.Log, id jetstream.Identity) *parts {
-	p := &parts{cluster: id.ClusterID}
+func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstream.Log, id jetstream.Identity) *parts {
+	p := &parts{cluster: id.ClusterID, svc: svc}
 	n.store = kv.NewCommitter(n.catalog, kv.CommitterConfig{OnState: n.storeState})
 
 	cfg := propose.DefaultConfig()
@@ -136,6 +162,18 @@ func (n *Node) assemble(machine *apply.Machine, nc *nats.Conn, log *jetstream.Lo
 	p.checker = newChecker(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), log, p.replica, p.prop, n.guard, n.logger)
 	p.watch = newWatch(n.cfg.Name, log, p.replica, p.checker)
 	p.lead = newLead(nc, n.cfg.Prefix, n.cfg.Name, p.watch.leads)
+	if n.cfg.NATS != nil {
+		p.replica.patience = 0 // there is no feed to wait for
+		p.lead.off = true
+	}
+	p.neighbors = newNeighbors(svc, n.cfg.Prefix, n.cfg.Name, id.ClusterID, func(why string) {
+		n.guard.Foreign(why)
+		if why != "" {
+			n.logger.Error("not serving", "reason", why)
+			return
+		}
+		p.checker.Begin("the service's subjects are this cluster's alone again")
+	})
 	log.OnAck(func(tag uint64, ack jetstream.Ack) {
 		p.prop.Acked(tag, ack.Seq, ack.Duplicate, ack.Err)
 		if ack.Err == nil {
@@ -179,13 +217,8 @@ func (n *Node) serve(ctx context.Context) error {
 	for {
 		want := n.guard.Listen(listening)
 		appends := want && !p.lead.StandBy()
-		if listening && (!want || appends != appending) {
-			// Not under ctx: when the node stops, what was received is still answered.
-			drainCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
-			if err := n.svc.Drain(drainCtx); err != nil {
-				n.logger.Warn("stop serving", "error", err)
-			}
-			cancel()
+		if listening && (!want || appends != appending) && !p.svc.IsReconnecting() {
+			n.drain(ctx, p.svc)
 			listening = false
 		}
 		if want && !listening {
@@ -202,6 +235,22 @@ func (n *Node) serve(ctx context.Context) error {
 		case <-n.guard.changed:
 		case <-p.lead.changed:
 		}
+	}
+}
+
+// drain has the service take no more requests. A connection that comes back subscribes again to what is being drained, and
+// nats.go then forgets that without telling the server: requests would be sent here to nobody. So nothing is drained while
+// the connection is away, and one that was made anew meanwhile is made anew once more, without what was drained.
+func (n *Node) drain(ctx context.Context, svc *nats.Conn) {
+	// Not under ctx: when the node stops, what was received is still answered.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+	defer cancel()
+	before := svc.Stats().Reconnects
+	if err := n.svc.Drain(ctx); err != nil {
+		n.logger.Warn("stop serving", "error", err)
+	}
+	if svc.Stats().Reconnects != before {
+		_ = svc.ForceReconnect() // fails only where it is closed
 	}
 }
 

@@ -81,6 +81,13 @@ func (r *run) drain(ctx context.Context) error {
 		defer cancel()
 	}
 	errs := []error{r.unsubscribe()}
+	if r.s.nc.IsReconnecting() {
+		// Nothing arrives and no answer can be sent: whoever asked will hear from another node, or ask again.
+		if n := r.pending.Load() - 1; n > 0 {
+			errs = append(errs, fmt.Errorf("%d requests cannot be answered: the connection is away", n))
+		}
+		return errors.Join(errs...)
+	}
 
 	// The server answers the flush after it has read the end of interest, so by then all that it will ever send lies in
 	// the subscriptions' queues. nats.go calls the barrier once the handlers have returned from what lies there. (A

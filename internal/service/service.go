@@ -161,7 +161,8 @@ func (s *Service) StartServing(cluster wire.ID, appends bool) error {
 		return fmt.Errorf("add the micro service %s %s: %w", Name, s.cfg.Version, err)
 	}
 	s.serve = r
-	if err := s.nc.Flush(); err != nil { // once it returns, the server has the subscriptions
+	// Once it returns, the server has the subscriptions. A connection that is away brings them with it when it is back.
+	if err := s.nc.Flush(); err != nil && s.nc.IsClosed() {
 		return fmt.Errorf("add the micro service: %w", err)
 	}
 	return nil
