@@ -112,8 +112,8 @@ func TestNextOutrun(t *testing.T) {
 }
 
 // Hazard 7: a refill whose answers get lost is asked for again under its key, one at a time, whatever becomes of those who
-// wait. So what it carved is carved once, and no id of it is lost. Checked: with the refill's context ended by that of the
-// first caller in line, or a new key for each try, the high-water mark is several batches.
+// wait. So what it carved is carved once, and no id of it is lost. Checked: with a deadline
+// on the refill it is the callers who get its unknown outcome.
 func TestLostRefillsLeakNothing(t *testing.T) {
 	f := newFake(t)
 	var lost atomic.Bool

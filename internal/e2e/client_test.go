@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/allocnode/allocnode"
 	goclient "github.com/allocnode/allocnode/client"
+	"github.com/allocnode/allocnode/internal/wire"
 )
 
 // The Go client against real nodes, which are other processes: so what this process uses, the client uses.
@@ -62,10 +62,10 @@ func (s *idSet) add(id uint64) {
 // reaches the client only when told.
 type lossy struct {
 	url     string
-	mu      sync.Mutex // guards all below
-	pass    bool       // requests reach the cluster
-	deliver bool       // answers reach the client
-	answers []span     // that the cluster gave
+	mu      sync.Mutex        // guards all below
+	pass    bool              // requests reach the cluster
+	deliver bool              // answers reach the client
+	answers []allocnode.Range // that the cluster gave
 }
 
 // newLossy hands what comes on alloc.reserve to the cluster over nc.
@@ -90,13 +90,16 @@ func newLossy(t *testing.T, nc *nats.Conn) *lossy {
 			return
 		}
 		reply, err := nc.Request(m.Subject, m.Data, 2*time.Second)
-		var a answer
-		if err != nil || json.Unmarshal(reply.Data, &a) != nil || a.Error != nil {
+		if err != nil {
 			return // the client asks again
+		}
+		a, err := wire.DecodeReserveList(reply.Data, 1) // one call, as the client sends it: a list of one
+		if err != nil || a.Results[0].Err != nil {
+			return
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.answers = append(l.answers, span{start: a.Start, end: a.End})
+		l.answers = append(l.answers, a.Results[0].Range)
 		if l.deliver {
 			_ = m.Respond(reply.Data) // at the end of the test nobody may be there
 		}
@@ -173,13 +176,14 @@ func TestClientLostReply(t *testing.T) {
 	clients.Wait()
 	l.set(true, true)
 	r := <-got
-	if want := (allocnode.Range{Start: 1, End: 11}); r.err != nil || r.r != want {
+	want := allocnode.Range{Start: 1, End: 11}
+	if r.err != nil || r.r != want {
 		t.Errorf("the retry got %v, %v, want %v", r.r, r.err, want)
 	}
 	l.mu.Lock()
-	for _, s := range l.answers {
-		if s.start != 1 || s.end != 11 {
-			t.Errorf("an answer of the cluster was %d to %d", s.start, s.end)
+	for _, a := range l.answers {
+		if a != want {
+			t.Errorf("the cluster answered with %v", a)
 		}
 	}
 	if len(l.answers) < 5 {
