@@ -100,7 +100,9 @@ func (e *External) String() string { return strings.Join(e.URLs, ", ") }
 // must succeed within 10 s; a wrong credential, a server that is too old or takes no entry of full size is an error at
 // once. Afterwards it reconnects for ever, whatever the servers answer meanwhile, and what is published while it is away
 // is an error and not kept: an entry is not to reach the log minutes after its requester has gone.
-func (e *External) Connect(ctx context.Context, name, inbox string, logger *slog.Logger, more ...nats.Option) (*nats.Conn, error) {
+func (e *External) Connect(
+	ctx context.Context, name, inbox string, logger *slog.Logger, more ...nats.Option,
+) (*nats.Conn, error) {
 	opts, err := e.options(name, inbox, logger)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the existing NATS: %w", err)
@@ -205,11 +207,12 @@ func (e *External) tlsConfig() (*tls.Config, error) {
 
 // suits is why the server that nc is connected to cannot carry a log.
 func suits(nc *nats.Conn) error {
-	if v := nc.ConnectedServerVersion(); olderThan(v, minServer) {
-		return fmt.Errorf("%s is nats-server %s: want %d.%d.%d or later", nc.ConnectedUrlRedacted(), v, minServer[0], minServer[1], minServer[2])
+	at, want := nc.ConnectedUrlRedacted(), minServer
+	if v := nc.ConnectedServerVersion(); olderThan(v, want) {
+		return fmt.Errorf("%s is nats-server %s: want %d.%d.%d or later", at, v, want[0], want[1], want[2])
 	}
 	if n := nc.MaxPayload(); n < maxMessage {
-		return fmt.Errorf("%s has max_payload %d: want %d, nats-server's default, or more", nc.ConnectedUrlRedacted(), n, maxMessage)
+		return fmt.Errorf("%s has max_payload %d: want %d, nats-server's default, or more", at, n, maxMessage)
 	}
 	return nil
 }

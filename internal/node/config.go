@@ -125,7 +125,7 @@ func (c *Config) Validate() error {
 			faults = append(faults, err)
 		}
 		if c.Server != nil || c.Host != "" || c.Port != 0 || c.Account != "" {
-			fault("nats: beside an existing NATS there is no server of our own: no listen address, no account, no setting of nats-server")
+			fault("nats: beside an existing NATS there is no server of our own: no listen address, no account, no setting of its")
 		}
 	}
 	if c.Server != nil && len(c.Server.LeafNode.Remotes) > 0 && c.Server.JetStreamDomain == "" {

@@ -121,8 +121,8 @@ func Init(ctx context.Context, cfg Config) (cluster wire.ID, err error) {
 	}
 	switch {
 	case cfg.NATS == nil:
-		return wire.ID{}, errors.New("init is for a log on an existing NATS, alloc { nats { … } }: nodes with a server of their own " +
-			"make theirs when all of them run")
+		return wire.ID{}, errors.New("init is for a log on an existing NATS, alloc { nats { … } }: nodes with a server of " +
+			"their own make theirs when all of them run")
 	case !cfg.ClusterID.IsZero():
 		return wire.ID{}, fmt.Errorf("cluster_id is set to %s: the log of that cluster exists or was lost, and is not made anew",
 			cfg.ClusterID)
@@ -194,12 +194,14 @@ func initLog(ctx context.Context, cfg Config, nc *nats.Conn, log *jetstream.Log)
 	id, err := log.Create(ctx, wire.NewID(), 1)
 	switch {
 	case errors.Is(err, jetstream.ErrOneServer):
-		return wire.ID{}, fmt.Errorf("the existing NATS at %s: %w: JetStream must run in a cluster of three servers or more", cfg.NATS, err)
+		return wire.ID{}, fmt.Errorf("the existing NATS at %s: %w: JetStream must run in a cluster of three servers or more",
+			cfg.NATS, err)
 	case err != nil:
 		return wire.ID{}, err
 	}
 	broke := func(err error) (wire.ID, error) {
-		return wire.ID{}, fmt.Errorf("%w: the stream %s was made and has no genesis, delete it before init is repeated", err, log.Stream())
+		return wire.ID{}, fmt.Errorf("%w: the stream %s was made and has no genesis, delete it before init is repeated",
+			err, log.Stream())
 	}
 	if err := cfg.objections(ctx, nc); err != nil { // a node may have come between
 		return broke(err)
@@ -239,7 +241,8 @@ func (c *Config) remembersNothing() error {
 		return err
 	}
 	if w.Cursor > 0 {
-		return fmt.Errorf("the data in %s remember cluster %s up to seq %d: the log must not be made anew", c.DataDir, w.ClusterID, w.Cursor)
+		return fmt.Errorf("the data in %s remember cluster %s up to seq %d: the log must not be made anew",
+			c.DataDir, w.ClusterID, w.Cursor)
 	}
 	return nil
 }

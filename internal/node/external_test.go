@@ -203,7 +203,8 @@ func TestExternal(t *testing.T) {
 	for _, name := range []string{"n1", "n2"} {
 		nodes[name].end()
 	}
-	if m, err := nc.Request("$JS.API.STREAM.DELETE.ALLOC_LOG", nil, 5*time.Second); err != nil || !strings.Contains(string(m.Data), `"success":true`) {
+	m, err := nc.Request("$JS.API.STREAM.DELETE.ALLOC_LOG", nil, 5*time.Second)
+	if err != nil || !strings.Contains(string(m.Data), `"success":true`) {
 		t.Fatalf("%v %+v", err, m)
 	}
 	// Checked: without remembersNothing the log was made anew.
@@ -348,18 +349,17 @@ func TestExternalConnectionReturns(t *testing.T) {
 	e.opts[0].Password = "changed"
 	e.start()
 	eventually(t, 20*time.Second, func() error {
-		if nc.Statistics.Reconnects > 0 || nc.IsClosed() || nc.LastError() != nil && errors.Is(nc.LastError(), nats.ErrAuthorization) {
+		if nc.IsClosed() || errors.Is(nc.LastError(), nats.ErrAuthorization) {
 			return nil
 		}
 		return fmt.Errorf("not refused yet: %v", nc.LastError())
 	})
-	refusedConns := e.servers[0].NumClients()
 	// Two more refusals: by then nats.go would have given up.
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	<-ctx.Done() // of nats.go's reconnect wait of 250 ms several pass
 	if nc.IsClosed() {
-		t.Fatalf("closed for good after refusals (%d clients): %v", refusedConns, nc.LastError())
+		t.Fatalf("closed for good after refusals: %v", nc.LastError())
 	}
 	e.stop()
 	e.opts[0].Password = "secret"

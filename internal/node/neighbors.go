@@ -116,8 +116,8 @@ func (n *neighbors) another(data []byte) (sighting, bool) {
 	if json.Unmarshal(data, &g) != nil || g.Cluster.IsZero() || g.Cluster == n.self.Cluster {
 		return sighting{}, false
 	}
-	return sighting{g.Cluster.String(), fmt.Sprintf("another cluster, %s, answers on the prefix %s too (its node %.64q), this one is %s: "+
-		"give each cluster a prefix of its own", g.Cluster, n.prefix, g.Node, n.self.Cluster)}, true
+	return sighting{g.Cluster.String(), fmt.Sprintf("another cluster, %s, answers on the prefix %s too (its node %.64q), "+
+		"this one is %s: give each cluster a prefix of its own", g.Cluster, n.prefix, g.Node, n.self.Cluster)}, true
 }
 
 func (n *neighbors) captured(data []byte) (sighting, bool) {
@@ -128,6 +128,6 @@ func (n *neighbors) captured(data []byte) (sighting, bool) {
 	if json.Unmarshal(data, &ack) != nil || ack.Stream == "" || ack.Seq == 0 {
 		return sighting{}, false
 	}
-	return sighting{"stream " + ack.Stream, fmt.Sprintf("the stream %.64q captures subjects under %s: JetStream would answer requests with its "+
-		"own acknowledgement; take them out of the stream, or use another prefix", ack.Stream, n.prefix)}, true
+	return sighting{"stream " + ack.Stream, fmt.Sprintf("the stream %.64q captures subjects under %s: JetStream would answer "+
+		"requests with its own acknowledgement; take them out of the stream, or use another prefix", ack.Stream, n.prefix)}, true
 }

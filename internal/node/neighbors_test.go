@@ -82,7 +82,8 @@ func TestLeafNode(t *testing.T) {
 		t.Fatalf("%v %+v", err, m)
 	}
 	east.becomes(wire.StateChecking, `the stream "GRAB" captures`)
-	if m, err = there.Request("$JS.API.STREAM.DELETE.GRAB", nil, 5*time.Second); err != nil || strings.Contains(string(m.Data), `"error"`) {
+	m, err = there.Request("$JS.API.STREAM.DELETE.GRAB", nil, 5*time.Second)
+	if err != nil || strings.Contains(string(m.Data), `"error"`) {
 		t.Fatalf("%v %+v", err, m)
 	}
 	east.becomes(wire.StateServing, "")
