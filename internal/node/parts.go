@@ -75,13 +75,7 @@ func (n *Node) replicate(
 		p.checker.Begin("connected to NATS again")
 		p.watch.Kick()
 	})
-	back := svc.ReconnectHandler()
-	svc.SetReconnectHandler(func(nc *nats.Conn) {
-		if back != nil {
-			back(nc)
-		}
-		n.guard.update(func() {}) // what serve could not drain meanwhile
-	})
+	n.drainWhenBack(svc)
 	feed := p.replica.Offer
 	if n.cfg.NATS != nil {
 		feed = p.replica.Wake
@@ -218,7 +212,7 @@ func (n *Node) serve(ctx context.Context) error {
 		want := n.guard.Listen(listening)
 		appends := want && !p.lead.StandBy()
 		if listening && (!want || appends != appending) && !p.svc.IsReconnecting() {
-			n.drain(ctx, p.svc)
+			n.drain(ctx)
 			listening = false
 		}
 		if want && !listening {
@@ -238,19 +232,25 @@ func (n *Node) serve(ctx context.Context) error {
 	}
 }
 
-// drain has the service take no more requests. A connection that comes back subscribes again to what is being drained, and
-// nats.go then forgets that without telling the server: requests would be sent here to nobody. So nothing is drained while
-// the connection is away, and one that was made anew meanwhile is made anew once more, without what was drained.
-func (n *Node) drain(ctx context.Context, svc *nats.Conn) {
+// drainWhenBack has serve look again when the service's connection is back: meanwhile it did not drain.
+func (n *Node) drainWhenBack(svc *nats.Conn) {
+	was := svc.ReconnectHandler()
+	svc.SetReconnectHandler(func(nc *nats.Conn) {
+		if was != nil {
+			was(nc)
+		}
+		n.guard.update(func() {})
+	})
+}
+
+// drain has the service take no more requests. Not while the connection is away: nats.go would subscribe again, on the way
+// back, to what is being drained, and then forget it without telling the server, which would send requests here to nobody.
+func (n *Node) drain(ctx context.Context) {
 	// Not under ctx: when the node stops, what was received is still answered.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
 	defer cancel()
-	before := svc.Stats().Reconnects
 	if err := n.svc.Drain(ctx); err != nil {
 		n.logger.Warn("stop serving", "error", err)
-	}
-	if svc.Stats().Reconnects != before {
-		_ = svc.ForceReconnect() // fails only where it is closed
 	}
 }
 
