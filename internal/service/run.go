@@ -73,6 +73,13 @@ func (r *run) unsubscribe() error {
 // leave takes back the interest. Once r is idle after it, all that was received is answered.
 func (r *run) leave(ctx context.Context) error {
 	errs := []error{r.unsubscribe()}
+	if r.s.nc.IsReconnecting() {
+		// Nothing arrives and no answer can be sent: whoever asked will hear from another node, or ask again.
+		if n := r.pending.Load() - 1; n > 0 {
+			errs = append(errs, fmt.Errorf("%d requests cannot be answered: the connection is away", n))
+		}
+		return errors.Join(errs...)
+	}
 
 	// The server answers the flush after it has read the end of interest, so by then all that it will ever send lies in
 	// the subscriptions' queues. nats.go calls the barrier once the handlers have returned from what lies there. (A
