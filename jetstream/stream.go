@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strconv"
 	"time"
@@ -251,4 +254,28 @@ func capturing(ctx context.Context, nc *nats.Conn, subject string) ([]string, er
 		return err
 	})
 	return found.Streams, err
+}
+
+// HoldsLog reports whether the data directory of an embedded server holds entries of the log under prefix, and whether the
+// server that wrote them was one of a cluster. It looks at nats-server's files without opening them, so it is for before
+// the server is started: one that is started in the other mode than before deletes them.
+func HoldsLog(dataDir, prefix string) (holds, clustered bool, err error) {
+	store := filepath.Join(dataDir, "jetstream")
+	files, err := os.ReadDir(filepath.Join(store, defaultLogAccount, "streams", StreamName(prefix), "msgs"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, false, nil
+	}
+	for _, f := range files {
+		info, infoErr := f.Info()
+		err = errors.Join(err, infoErr)
+		holds = holds || infoErr == nil && filepath.Ext(f.Name()) == ".blk" && info.Size() > 0
+	}
+	if err != nil {
+		return false, false, fmt.Errorf("look for files of a log: %w", err)
+	}
+	_, err = os.Stat(filepath.Join(store, "$SYS", "_js_", "_meta_"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, false, fmt.Errorf("look for files of a cluster: %w", err)
+	}
+	return holds, err == nil, nil
 }

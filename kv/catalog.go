@@ -364,7 +364,11 @@ func (c *Catalog) Close() error {
 	if w := c.Witness(); w != c.sideDone {
 		errs = append(errs, c.saveSide(w))
 	}
-	if c.db != nil {
+	if err := c.checkSpace(0); c.db != nil && errors.Is(err, ErrNoSpace) {
+		// To close is to write a table, and on a full disk that would end the process by SIGBUS. What is not in a table is
+		// in the synced log beside it.
+		errs = append(errs, fmt.Errorf("kv: state left unclosed: %w", err))
+	} else if c.db != nil {
 		if err := closeBadger(c.db); err != nil {
 			errs = append(errs, fmt.Errorf("kv: close: %w", err))
 		}

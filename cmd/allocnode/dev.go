@@ -280,7 +280,7 @@ func hints(out io.Writer, server, prefix string) {
 try, in another terminal:
   nats --server %[1]s request %[2]s.reserve.orders 1000
   nats --server %[1]s request %[2]s.info.orders ''
-  nats --server %[1]s micro info allocnode
+  nats --server %[1]s micro ls
   %[3]s status --server %[1]s
 
 Ctrl-C ends it.

@@ -22,9 +22,17 @@ import (
 type hello struct {
 	Node    string  `json:"node"`
 	Catalog wire.ID `json:"catalog"`
-	Empty   bool    `json:"empty"` // the catalog has never held anything
+	Empty   bool    `json:"empty"` // the catalog has never held anything, and there are no files of a log
 	Cluster wire.ID `json:"cluster,omitzero"`
 	Cursor  uint64  `json:"cursor"`
+}
+
+// remembers says why h is not empty.
+func (h *hello) remembers(who string) string {
+	if h.Cluster.IsZero() {
+		return who + " has files of a log in its data directory, and no catalog that knows them"
+	}
+	return fmt.Sprintf("%s has applied seq %d of cluster %s", who, h.Cursor, h.Cluster)
 }
 
 func helloSubject(prefix string) string { return prefix + ".node.hello" }
@@ -83,7 +91,7 @@ func (b *bootstrap) run(ctx context.Context) (id jetstream.Identity, fence strin
 			if err == nil {
 				what = "the log is empty"
 			}
-			what = fmt.Sprintf("%s, but this node has applied seq %d of cluster %s", what, b.self.Cursor, b.self.Cluster)
+			what += ", but " + b.self.remembers("this node")
 			b.await(what)
 			if time.Since(gone) > 10*time.Second {
 				return jetstream.Identity{}, what, nil
@@ -124,7 +132,7 @@ func (b *bootstrap) contradiction(id jetstream.Identity) string {
 	switch {
 	case !b.clusterID.IsZero() && id.ClusterID != b.clusterID:
 		return fmt.Sprintf("the log here is of cluster %s, cluster_id is set to %s", id.ClusterID, b.clusterID)
-	case !b.self.Empty && id.ClusterID != b.self.Cluster:
+	case !b.self.Cluster.IsZero() && id.ClusterID != b.self.Cluster:
 		return fmt.Sprintf("the log here is of cluster %s, this node's data are of cluster %s", id.ClusterID, b.self.Cluster)
 	}
 	return ""
@@ -214,7 +222,7 @@ func count(nodes []string, answers []hello) (missing []string, objection string)
 		case again && first != a.Catalog:
 			return nil, fmt.Sprintf("two nodes go by the name %s: each needs its own", a.Node)
 		case !a.Empty:
-			return nil, fmt.Sprintf("the node %s remembers cluster %s up to seq %d: the log must not be created anew", a.Node, a.Cluster, a.Cursor)
+			return nil, a.remembers("the node "+a.Node) + ": the log must not be created anew"
 		}
 		catalogs[a.Node] = a.Catalog
 	}
@@ -272,10 +280,10 @@ func askHellos(ctx context.Context, nc *nats.Conn, prefix string, nodes []string
 }
 
 // helloOf is what this node says of its catalog.
-func helloOf(node string, catalog wire.ID, witness, head apply.Head) hello {
+func helloOf(node string, catalog wire.ID, witness, head apply.Head, files bool) hello {
 	known := witness
 	if known.Cursor < head.Cursor || known.ClusterID.IsZero() {
 		known = head
 	}
-	return hello{Node: node, Catalog: catalog, Empty: known == apply.Head{}, Cluster: known.ClusterID, Cursor: known.Cursor}
+	return hello{Node: node, Catalog: catalog, Empty: known == apply.Head{} && !files, Cluster: known.ClusterID, Cursor: known.Cursor}
 }

@@ -30,10 +30,10 @@ func TestJudge(t *testing.T) {
 		"nobody":                 {nil, "waiting for n1, n2, n3"},
 		"one is silent":          {all[:2], "waiting for n3"},
 		"one twice, one silent":  {[]hello{empty("n1"), empty("n2"), empty("n2")}, "waiting for n3"}, // counted once each
-		"one remembers":          {[]hello{empty("n1"), empty("n2"), remembers}, "n3 remembers cluster c1000"},
+		"one remembers":          {[]hello{empty("n1"), empty("n2"), remembers}, "of cluster c1000"},
 		"two go by one name":     {append(slices.Clone(all), twin), "two nodes go by the name n2"},
 		"one is not named":       {append(slices.Clone(all), empty("n4")), "n4 answers, but is not named"},
-		"remembers, others mute": {[]hello{remembers}, "n3 remembers"},
+		"remembers, others mute": {[]hello{remembers}, "n3 has applied seq"},
 	} {
 		if got := judge(names, c.answers); !strings.Contains(got, c.want) || (got == "") != (c.want == "") {
 			t.Errorf("%s: %q: want %q", name, got, c.want)
@@ -54,9 +54,17 @@ func TestHelloOf(t *testing.T) {
 		"a witness only": {witness, apply.Head{}, hello{Cluster: wire.ID{1}, Cursor: 9}},
 		"both":           {witness, head, hello{Cluster: wire.ID{1}, Cursor: 9}},
 	} {
-		if got := helloOf("", wire.ID{}, c.witness, c.head); got != c.want {
+		if got := helloOf("", wire.ID{}, c.witness, c.head, false); got != c.want {
 			t.Errorf("%s: %+v: want %+v", name, got, c.want)
 		}
+	}
+	// A catalog that is gone says nothing of the log that lies beside it.
+	files := helloOf("n1", wire.ID{}, apply.Head{}, apply.Head{}, true)
+	if files.Empty {
+		t.Error("a directory with files of a log counts as empty")
+	}
+	if why := judge([]string{"n1"}, []hello{files}); !strings.Contains(why, "the node n1 has files of a log") {
+		t.Errorf("judged: %q", why)
 	}
 }
 
@@ -215,13 +223,13 @@ func TestBootstrapDoesNotCreate(t *testing.T) {
 		words string
 	}{
 		"one is silent":     {func(b *booting) { b.says = b.says[:2] }, "waiting for n3"},
-		"one remembers":     {remembers, "n3 remembers cluster 02"},
+		"one remembers":     {remembers, "of cluster 02"},
 		"two of one name":   {func(b *booting) { b.says = append(b.says, hello{Node: "n2", Catalog: wire.ID{7}, Empty: true}) }, "by the name n2"},
 		"one is not named":  {func(b *booting) { b.says = append(b.says, hello{Node: "n9", Empty: true}) }, "n9"},
 		"cluster_id is set": {func(b *booting) { b.clusterID = wire.ID{5} }, "cluster_id is set"},
 		"no leader":         {func(b *booting) { b.log.err = jetstream.ErrNoLeader }, "waiting for the log"},
 		"empty, one silent": {func(b *booting) { b.log.exists = true; b.says = b.says[:2] }, "waiting for n3"},
-		"empty, remembered": {func(b *booting) { b.log.exists = true; remembers(b) }, "n3 remembers"},
+		"empty, remembered": {func(b *booting) { b.log.exists = true; remembers(b) }, "n3 has applied seq"},
 		"empty, cluster_id": {func(b *booting) { b.log.exists = true; b.clusterID = wire.ID{0xC1} }, "cluster_id is set"},
 		"asking goes wrong": {func(b *booting) {
 			b.ask = func(context.Context) ([]hello, error) { return nil, errors.New("no connection") }
@@ -262,7 +270,7 @@ func TestBootstrapAsksAgainBeforeTheGenesis(t *testing.T) {
 				return ask(ctx)
 			}
 			ended, stop := b.begin(t)
-			b.waits(t, ended, stop, "n2 remembers")
+			b.waits(t, ended, stop, "n2 has applied seq")
 			if b.log.created != 1 {
 				t.Errorf("the stream was made %d times", b.log.created)
 			}

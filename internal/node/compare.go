@@ -24,6 +24,10 @@ type finding struct {
 	seq     uint64
 	applied wire.Digest
 
+	// rewritten says that the leader holds another entry where this node has applied one. What was committed never changes,
+	// so a deposed leader would not say so either: it needs no more than a second look.
+	rewritten bool
+
 	// gone says that no entry of one's own can confirm the finding, since there is no log of ours to put it into.
 	gone bool
 }
@@ -38,6 +42,9 @@ func (c *checker) compareTwice(ctx context.Context) (finding, error) {
 	}
 	c.logger.Warn("the log differs from what this node remembers: look again", "found", first.problem)
 	c.hold("looking again: " + first.problem)
+	if first.rewritten {
+		return c.compareAgain(ctx, first)
+	}
 	if !first.gone {
 		if _, _, err := c.submit(ctx, wire.AppendOp(nil, &wire.Op{Kind: wire.KindBarrier})); err != nil {
 			return finding{}, err
@@ -65,11 +72,29 @@ func (c *checker) hold(why string) {
 	c.due, c.round = true, 0
 }
 
+// compareAgain looks once more at the entry of a finding. Others may be answering from the log that the finding proves
+// wrong, so this must be quick.
+func (c *checker) compareAgain(ctx context.Context, first finding) (finding, error) {
+	select {
+	case <-ctx.Done():
+		return finding{}, context.Cause(ctx)
+	case <-time.After(retryPause):
+	}
+	again, err := c.compareEntry(ctx, first.seq, first.applied)
+	if err == nil && !again.rewritten {
+		err = errors.New("the leader's answer changed")
+	}
+	return again, err
+}
+
 // compareLong finds a problem only when the leader's answer stays the same for a while.
 func (c *checker) compareLong(ctx context.Context) (finding, error) {
 	first, err := c.compare(ctx)
 	if err != nil || first.problem == "" {
 		return finding{}, err
+	}
+	if first.rewritten {
+		return c.compareAgain(ctx, first)
 	}
 	for range 5 {
 		select {
@@ -144,7 +169,7 @@ func (c *checker) compareEntry(ctx context.Context, seq uint64, applied wire.Dig
 		return finding{}, fmt.Errorf("the leader's copy of the entry at seq %d is damaged", seq)
 	}
 	problem := fmt.Sprintf("the log was rewritten: at seq %d stands another entry than this node applied there", seq)
-	return finding{problem: problem, publish: true, seq: seq, applied: applied}, nil
+	return finding{problem: problem, publish: true, seq: seq, applied: applied, rewritten: true}, nil
 }
 
 // compareIdentity holds what the leader says of the stream against what the node remembers of it.

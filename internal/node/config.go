@@ -102,6 +102,9 @@ func (c *Config) Validate() error {
 			break
 		}
 	}
+	if strings.HasPrefix(c.Prefix, "_") {
+		fault("prefix %q: it must not begin with '_', as NATS's own inboxes do", c.Prefix)
+	}
 	for i, n := range c.Nodes {
 		if !isToken(n, wire.MaxNodeLen) {
 			fault("nodes: %q is not a node name: want one token of letters, digits, '_' and '-'", n)

@@ -68,6 +68,9 @@ const (
 	leadTwice = 2
 
 	handOverTimeout = 500 * time.Millisecond
+
+	// leadOverlap is how long a node that leaves listens beside the one that has come in, for the same reason as leadTwice.
+	leadOverlap = 50 * time.Millisecond
 )
 
 func newLead(bus leadBus, prefix string, cluster wire.ID, node string, leads, serving func() bool) *lead {
@@ -131,6 +134,11 @@ func (l *lead) HandOver(ctx context.Context) {
 	l.say("leaves")
 	select {
 	case <-l.came:
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-time.After(leadOverlap):
 	case <-ctx.Done():
 	}
 }

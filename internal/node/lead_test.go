@@ -314,21 +314,21 @@ func TestLeadHandOver(t *testing.T) {
 			if got := r.takers(); !strings.Contains(got, name) {
 				t.Errorf("while %s hands over requests are taken by [%s]", name, got)
 			}
-			r.always(time.Second, "others too", func(takers string) bool { return took != 0 || len(takers) > len(name) })
+			r.always(time.Second, "others too", func(takers string) bool { return took != leadOverlap || len(takers) > len(name) })
 			r.nodes[name].stop()
 			r.with(func() { r.cut[name] = true })
 			return took
 		}
 		r.leader("n2")
 		pass(led)
-		if took := handOver("n2"); took != 0 {
+		if took := handOver("n2"); took != leadOverlap {
 			t.Errorf("it took %s", took)
 		}
 		r.want("n1 n3")
 		r.always(leadPatience, "n1 n3", func(takers string) bool { return takers == "n1 n3" })
 		r.leader("") // its server has gone
 		r.with(func() { r.nodes["n3"].leader = true })
-		if took := handOver("n3"); took != 0 { // n1 is in
+		if took := handOver("n3"); took != leadOverlap { // n1 is in
 			t.Errorf("it took %s", took)
 		}
 		r.want("n1")

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -113,14 +115,24 @@ func (n *Node) run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
 
-	// Before the server: nats-server would delete the stream of a node that was alone and now has a cluster block.
-	machine, err := n.openCatalog()
+	// Before the server: nats-server would delete the stream of a node that was alone and now has a cluster block. The
+	// catalog refuses that; here is the case of one that is gone.
+	files, wasClustered, err := jetstream.HoldsLog(n.cfg.DataDir, n.cfg.Prefix)
+	if err != nil {
+		return err
+	}
+	catalogDir := filepath.Join(n.cfg.DataDir, "catalog")
+	if _, err := os.Stat(catalogDir); errors.Is(err, fs.ErrNotExist) && files && wasClustered != n.cfg.clustered() {
+		return fmt.Errorf("%s holds the log of a node that ran %s: it cannot be started %s",
+			n.cfg.DataDir, mode(wasClustered), mode(n.cfg.clustered()))
+	}
+	machine, err := n.openCatalog(catalogDir)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.catalog.Close()) }()
 
-	self := helloOf(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), machine.Head())
+	self := helloOf(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), machine.Head(), files)
 	if want := n.cfg.ClusterID; !want.IsZero() && !self.Cluster.IsZero() && self.Cluster != want {
 		// Before the server too: its JetStream, another cluster's, would join the group that rules over this one's.
 		return fmt.Errorf("the data in %s are of cluster %s, cluster_id is set to %s", n.cfg.DataDir, self.Cluster, want)
@@ -193,10 +205,17 @@ func (n *Node) checkSubjects(ctx context.Context, nc *nats.Conn) error {
 	return err
 }
 
+func mode(clustered bool) string {
+	if clustered {
+		return "in a cluster"
+	}
+	return "alone"
+}
+
 // openCatalog opens the catalog and reads the state from it, or an empty one where the state was lost.
-func (n *Node) openCatalog() (*apply.Machine, error) {
+func (n *Node) openCatalog(dir string) (*apply.Machine, error) {
 	var err error
-	n.catalog, err = kv.Open(filepath.Join(n.cfg.DataDir, "catalog"), n.cfg.identity(), n.logger.With("part", "catalog"))
+	n.catalog, err = kv.Open(dir, n.cfg.identity(), n.logger.With("part", "catalog"))
 	if err != nil {
 		return nil, err
 	}
@@ -232,7 +251,7 @@ func (n *Node) serviceConfig() service.Config {
 func (n *Node) hello(self hello) func() hello {
 	return func() hello {
 		if parts := n.link.get(); parts != nil {
-			return helloOf(self.Node, self.Catalog, n.catalog.Witness(), parts.replica.Head())
+			return helloOf(self.Node, self.Catalog, n.catalog.Witness(), parts.replica.Head(), !self.Empty)
 		}
 		return self
 	}

