@@ -48,9 +48,9 @@ func TestBenchEndsEarly(t *testing.T) {
 	if _, err := command("create", "tiny", "--max", "100", "--server", url); err != nil {
 		t.Fatal(err)
 	}
+	// The first client that finds it exhausted ends the others, whose last answer may not be counted.
 	out, err := command("bench", "reserve", "tiny", "--clients", "3", "--server", url)
-	if !errors.Is(err, allocnode.ErrExhausted) || !strings.Contains(out, "100 requests in") ||
-		!strings.Contains(out, "100 ids, none twice") {
+	if !errors.Is(err, allocnode.ErrExhausted) || !regexp.MustCompile(`(?s)\n(98|99|100) requests in .*\n(98|99|100) ids, none twice`).MatchString(out) {
 		t.Errorf("exhausted: %q, %v", out, err)
 	}
 

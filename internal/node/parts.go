@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -231,10 +230,7 @@ func (n *Node) serve(ctx context.Context) error {
 			}
 			listening, appending = true, appends
 			p.lead.Appending(appends)
-			n.once.Do(func() {
-				n.compareNodes()
-				close(n.ready)
-			})
+			n.once.Do(func() { close(n.ready) })
 		}
 		select {
 		case <-ctx.Done():
@@ -265,15 +261,6 @@ func (n *Node) drain(ctx context.Context) {
 	if err := n.svc.Drain(ctx); err != nil {
 		n.logger.Warn("stop serving", "error", err)
 	}
-}
-
-// compareNodes warns where the configuration names other nodes than the log, whose word counts.
-func (n *Node) compareNodes() {
-	n.link.view(func(m *apply.Machine) {
-		if g := m.Genesis(); g != nil && !slices.Equal(slices.Sorted(slices.Values(g.Nodes)), slices.Sorted(slices.Values(n.cfg.nodes()))) {
-			n.logger.Warn("the configuration names other nodes than the log, whose word counts", "configured", n.cfg.nodes(), "log", g.Nodes)
-		}
-	})
 }
 
 // link is how the service reaches the parts, from before they exist.
