@@ -171,6 +171,17 @@ func ExampleClient_Advance() {
 	// [5001, 5002) <nil>
 }
 
+// A caller that needs an id now and then asks a node for one of those that the node holds.
+func ExampleClient_NodeNext() {
+	nc, stop := exampleServer()
+	defer stop()
+	c, _ := client.New(nc)
+	defer c.Close()
+	ranges, err := c.NodeNext(context.Background(), "orders", 1)
+	fmt.Println(ranges[0].Start, err)
+	// Output: 1 <nil>
+}
+
 func ExampleClient_Create() {
 	nc, stop := exampleServer()
 	defer stop()

@@ -37,6 +37,9 @@ type fake struct {
 	entries   int      // reserve operations that were in an entry
 	hook      func(n int, q *wire.ReserveRequest) what
 	limit     uint64 // max_count of new sequences
+	nexts     int    // requests for next
+	loseNext  int    // so many answers to a next get lost
+	stranger  string // answers a next before the fake does
 }
 
 type fakeSequence struct {
@@ -105,7 +108,7 @@ func (f *fake) subscribe() {
 	f.t.Helper()
 	for subject, h := range map[string]func(name string, m *nats.Msg) []byte{
 		"reserve": f.reserve, "reserve.>": f.reserve, "create.>": f.create, "advance.>": f.advance, "info.>": f.info,
-		"list": f.list, "resume.>": f.resume, "forget.*": f.forget, "status": f.status,
+		"list": f.list, "resume.>": f.resume, "forget.*": f.forget, "status": f.status, "next.>": f.next,
 	} {
 		verb, _, _ := strings.Cut(subject, ".")
 		_, err := f.nc.QueueSubscribe("alloc."+subject, "q", func(m *nats.Msg) {
@@ -287,6 +290,39 @@ func (f *fake) advance(name string, m *nats.Msg) []byte {
 	old := s.hwm
 	s.hwm = max(s.hwm, q.To)
 	return wire.AppendAdvanceReply(nil, name, old, s.hwm, f.seq, f.cluster)
+}
+
+// next gives ids from batches of three, so that a larger count comes in several ranges; every other batch is another's.
+func (f *fake) next(name string, m *nats.Msg) []byte {
+	q, err := wire.ParseNext(name, m.Data)
+	if err != nil {
+		return f.refusal(err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.nexts++
+	if f.stranger != "" {
+		m.Respond([]byte(f.stranger))
+	}
+	if f.loseNext > 0 {
+		f.loseNext--
+		f.sequenceLocked(name).hwm += q.Count // given, and lost on the way
+		return nil
+	}
+	s := f.sequenceLocked(name)
+	if s.Max-s.hwm < q.Count {
+		return f.refusal(&allocnode.Error{Code: allocnode.CodeExhausted, Message: "exhausted", Remaining: s.Max - s.hwm})
+	}
+	var ranges []allocnode.Range
+	for left := q.Count; left > 0; {
+		n := min(left, 3)
+		ranges = append(ranges, allocnode.Range{Start: s.hwm + 1, End: s.hwm + 1 + n})
+		s.hwm, left = s.hwm+n, left-n
+		if left > 0 {
+			s.hwm += 3
+		}
+	}
+	return wire.AppendNextReply(nil, name, ranges, q.Count, f.cluster, q.StringIDs)
 }
 
 func (f *fake) infoLocked(name string) wire.SequenceInfo {

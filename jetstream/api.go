@@ -35,6 +35,7 @@ const (
 	codeWrongLastSeqConst                  = natsjs.JSErrCodeStreamWrongLastSequenceConstant
 	codeTooManyRequests   natsjs.ErrorCode = 10167
 	codeOfflineReason     natsjs.ErrorCode = 10194
+	codeOneServer         natsjs.ErrorCode = 10074 // replicas > 1, but JetStream is not clustered
 )
 
 // errNotYet marks an answer that a later try may better.
@@ -48,7 +49,8 @@ func isCode(err error, code natsjs.ErrorCode) bool {
 // passing says that err is no answer, or one that a later try may better.
 func passing(err error) bool {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
-		errors.Is(err, nats.ErrNoResponders) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, errNotYet) {
+		errors.Is(err, nats.ErrNoResponders) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, errNotYet) ||
+		errors.Is(err, nats.ErrReconnectBufExceeded) { // the connection is away
 		return true
 	}
 	var e *natsjs.APIError

@@ -27,6 +27,9 @@ var (
 	// ErrNotEmpty says that the log already holds an entry, and that it is not the one to be put first.
 	ErrNotEmpty = errors.New("jetstream: log is not empty")
 
+	// ErrOneServer says that the stream cannot be replicated: the system's JetStream is one server.
+	ErrOneServer = errors.New("jetstream: one server cannot replicate the log three ways")
+
 	// ErrNoMessage says that the server that answered holds no message under the seq.
 	ErrNoMessage = errors.New("jetstream: no message")
 )

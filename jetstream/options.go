@@ -94,6 +94,11 @@ func findBlock(tree map[string]any, file string) (*Block, error) {
 		found = newBlock(blockName, v.at, m, new([]error))
 		found.key = key
 	}
+	for _, key := range sortedKeys(tree) {
+		if v := unwrap(tree[key], position{file: file}); found != nil && !strings.EqualFold(key, blockName) && !v.used {
+			found.beside = append(found.beside, fmt.Sprintf("%s: %q", v.at, key))
+		}
+	}
 	return found, nil
 }
 
@@ -183,6 +188,7 @@ type Block struct {
 	entries map[string]value // by lower-case key
 	asked   map[string]bool  // keys that a getter has asked for
 	nested  []*Block
+	beside  []string // of the outermost: the other top-level keys, each with its place
 	faults  *[]error // shared with the blocks around it
 }
 
@@ -283,6 +289,14 @@ func (b *Block) Has(key string) bool {
 	}
 	_, ok := b.entries[strings.ToLower(key)]
 	return ok
+}
+
+// Beside is the keys that stand beside the outermost block, each with its place: nats-server's settings.
+func (b *Block) Beside() []string {
+	if b == nil {
+		return nil
+	}
+	return b.beside
 }
 
 // Position is where key stands, as "file:line:col", or where the block starts if key is missing. A nil Block has "".

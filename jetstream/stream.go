@@ -189,7 +189,8 @@ func (l *Log) identity(ctx context.Context) (Identity, error) {
 
 // Create makes the stream, or finds that there is one, and returns its identity: another cluster id than the one given means
 // that another creator was first. Until ctx ends it tries again where the cluster has no leader, too few servers or no answer;
-// then the error is [ErrNoLeader], and the stream may exist or come to exist. A [*StreamConfigError] is as in [Log.Identity].
+// then the error is [ErrNoLeader], and the stream may exist or come to exist. [ErrOneServer] is as it says; a
+// [*StreamConfigError] is as in [Log.Identity].
 func (l *Log) Create(ctx context.Context, clusterID wire.ID, epoch uint64) (Identity, error) {
 	if clusterID.IsZero() {
 		return Identity{}, fmt.Errorf("create %s: cluster id is zero", l.stream)
@@ -198,7 +199,10 @@ func (l *Log) Create(ctx context.Context, clusterID wire.ID, epoch uint64) (Iden
 	err := retry(ctx, func() (err error) {
 		var created struct{}
 		err = call(ctx, l.nc, "STREAM.CREATE."+l.stream, l.streamConfig(clusterID, epoch), &created)
-		if err != nil && !isCode(err, codeNameInUse) {
+		switch {
+		case isCode(err, codeOneServer):
+			return ErrOneServer
+		case err != nil && !isCode(err, codeNameInUse):
 			return err
 		}
 		id, err = l.identity(ctx)

@@ -20,7 +20,7 @@ import (
 var (
 	ErrInUse         = errors.New("kv: the catalog is open in another process")
 	ErrOtherNode     = errors.New("kv: the catalog belongs to another node")
-	ErrOtherMode     = errors.New("kv: the catalog is of the other mode")
+	ErrOtherMode     = errors.New("kv: the catalog is of another mode")
 	ErrUnknownFormat = errors.New("kv: unknown catalog format")
 	ErrNoWitness     = errors.New("kv: the catalog's witness cannot be read")
 	ErrNoSpace       = errors.New("kv: too little free disk space")
@@ -162,25 +162,20 @@ func (c *Catalog) open(want Identity) error {
 	return nil
 }
 
-// admit refuses the catalog of another node or of the other mode.
+// admit refuses the catalog of another node or of another mode.
 func (c *Catalog) admit(have, want Identity) error {
 	if have.Node != want.Node {
 		return fmt.Errorf("%w: %s is of node %q, this is %q: point this node to its own directory, or set its name back",
 			ErrOtherNode, c.dir, have.Node, want.Node)
 	}
-	if have.Clustered != want.Clustered {
-		return fmt.Errorf("%w: %s is of a node that is %s, this one is %s: growing from one node to three is a backup and a restore",
-			ErrOtherMode, c.dir, mode(have.Clustered), mode(want.Clustered))
+	if have.mode() != want.mode() {
+		return fmt.Errorf("%w: %s is of a node that is %s, this one is %s: growing from one node to three, or moving to another NATS, "+
+			"is a backup and a restore", ErrOtherMode, c.dir, modeNames[have.mode()], modeNames[want.mode()])
 	}
 	return nil
 }
 
-func mode(clustered bool) string {
-	if clustered {
-		return "clustered"
-	}
-	return "alone"
-}
+var modeNames = map[byte]string{modeAlone: "alone", modeClustered: "clustered", modeExternal: "beside an existing NATS"}
 
 // create makes a new catalog. The side file comes first: a badger directory without one is never taken for a new catalog.
 func (c *Catalog) create(want Identity) error {

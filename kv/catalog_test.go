@@ -71,6 +71,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"other node, no side file", nil, Identity{Node: "b", Clustered: true}, ErrOtherNode},
 		{"other mode", whole, Identity{Node: "a"}, ErrOtherMode},
 		{"other mode, no side file", nil, Identity{Node: "a"}, ErrOtherMode},
+		{"beside an existing NATS", whole, Identity{Node: "a", External: true}, ErrOtherMode},
 		{"unknown format", format, nodeA, ErrUnknownFormat},
 		{"side file of another catalog", foreign, nodeA, ErrOtherNode},
 	} {

@@ -15,9 +15,10 @@
 //	0x03           witness:   'W' | the same, sum zero
 //	0x10 | key     one record of state
 //
-// The side file is an identity and a witness, one after the other. mode is 1 (alone) or 2 (clustered). crc32c covers all
-// bytes before it. sum is the sum modulo 2^128, over all records, of the first 16 bytes of SHA-256(uvarint(len(key)) | key |
-// value): order-independent, so that a commit can subtract the old record and add the new one.
+// The side file is an identity and a witness, one after the other. mode is 1 (alone), 2 (clustered) or 3 (external).
+// crc32c covers all bytes before it. sum is the sum modulo 2^128, over all records, of the first 16 bytes of
+// SHA-256(uvarint(len(key)) | key | value): order-independent, so that a commit can subtract the old record and add the
+// new one.
 //
 // Invariants:
 //  1. Records, head, sum and witness change in one badger transaction or not at all.

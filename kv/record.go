@@ -25,6 +25,7 @@ const (
 
 	modeAlone     = 1
 	modeClustered = 2
+	modeExternal  = 3
 
 	maxName = 255 // bytes of a node name
 )
@@ -112,7 +113,19 @@ func parseHead(b []byte, kind byte) (apply.Head, sum, error) {
 // Identity says whose catalog a directory is.
 type Identity struct {
 	Node      string // node name, 1 to 255 bytes
-	Clustered bool   // false: a node that stands alone
+	Clustered bool   // with an embedded server in a cluster
+	External  bool   // without a server: the log is in an existing NATS system. With neither, a node that stands alone
+}
+
+// mode is the byte that the identity record holds.
+func (i Identity) mode() byte {
+	switch {
+	case i.External:
+		return modeExternal
+	case i.Clustered:
+		return modeClustered
+	}
+	return modeAlone
 }
 
 // card is what the identity record holds.
@@ -123,11 +136,7 @@ type card struct {
 
 func appendCard(b []byte, c card) []byte {
 	from := len(b)
-	mode := byte(modeAlone)
-	if c.Clustered {
-		mode = modeClustered
-	}
-	b = append(b, kindIdentity, Format, mode)
+	b = append(b, kindIdentity, Format, c.mode())
 	b = append(b, c.id[:]...)
 	b = append(b, byte(len(c.Node)))
 	b = append(b, c.Node...)
@@ -151,11 +160,11 @@ func cutCard(b []byte) (card, []byte, error) {
 	if !crcHolds(b[:end+4]) {
 		return card{}, nil, fmt.Errorf("%w: identity checksum", errDamaged)
 	}
-	if b[2] != modeAlone && b[2] != modeClustered {
+	if b[2] < modeAlone || b[2] > modeExternal {
 		return card{}, nil, fmt.Errorf("%w: identity of mode %d", errDamaged, b[2])
 	}
-	c := card{Identity: Identity{Node: string(b[fixed:end]), Clustered: b[2] == modeClustered}, id: wire.ID(b[3:19])}
-	return c, b[end+4:], nil
+	who := Identity{Node: string(b[fixed:end]), Clustered: b[2] == modeClustered, External: b[2] == modeExternal}
+	return card{Identity: who, id: wire.ID(b[3:19])}, b[end+4:], nil
 }
 
 // newer reports whether a stands above b as a witness: a later epoch, or the same and a higher cursor.

@@ -22,6 +22,10 @@ func filled(from byte) (b [16]byte) {
 func TestGolden(t *testing.T) {
 	head := apply.Head{ClusterID: wire.ID(filled(0x10)), Epoch: 2, Cursor: 0x0102030405060708, Digest: wire.Digest(filled(0x20))}
 	c := card{Identity: Identity{Node: "node-1", Clustered: true}, id: wire.ID(filled(0x30))}
+	external := card{Identity: Identity{Node: "node-1", External: true}, id: c.id}
+	if back, rest, err := cutCard(appendCard(nil, external)); err != nil || back != external || len(rest) != 0 {
+		t.Errorf("an external node's identity came back as %+v, %d bytes, %v", back, len(rest), err)
+	}
 	for _, tc := range []struct {
 		name string
 		got  []byte
@@ -34,6 +38,7 @@ func TestGolden(t *testing.T) {
 			"5701 101112131415161718191a1b1c1d1e1f 0000000000000002 0102030405060708 202122232425262728292a2b2c2d2e2f" +
 				"00000000000000000000000000000000 edbf74b9"},
 		{"identity", appendCard(nil, c), "490102 303132333435363738393a3b3c3d3e3f 06 6e6f64652d31 80828663"},
+		{"identity, external", appendCard(nil, external), "490103 303132333435363738393a3b3c3d3e3f 06 6e6f64652d31 3acd44ed"},
 	} {
 		if want := strings.ReplaceAll(tc.want, " ", ""); hex.EncodeToString(tc.got) != want {
 			t.Errorf("%s: %x, want %s", tc.name, tc.got, want)

@@ -58,7 +58,7 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w: %s --help lists the flags", err, cmd.CommandPath())
 	})
-	root.AddCommand(newServe(), newDev(), newReserve(), newCreate(), newAdvance(), newInfo(), newList(), newStatus(), newForget(),
-		newResume(), newVersion())
+	root.AddCommand(newServe(), newInit(), newDev(), newReserve(), newNext(), newCreate(), newAdvance(), newInfo(), newList(),
+		newStatus(), newForget(), newResume(), newBench(), newVersion())
 	return root
 }

@@ -29,9 +29,10 @@ import (
 
 const configs = "../../configs"
 
-// secrets is the environment that configs/secured.conf reads.
+// secrets is the environment that configs/secured.conf and configs/sidecar.conf read.
 var secrets = map[string]string{
 	"APP_PASSWORD": "app-secret", "OPERATOR_PASSWORD": "operator-secret", "SYS_PASSWORD": "sys-secret",
+	"ALLOCNODE_USER": "allocnode", "ALLOCNODE_PASSWORD": "allocnode-secret", "INIT_PASSWORD": "init-secret",
 }
 
 func secretEnv() (env []string) {
@@ -60,7 +61,7 @@ func TestConfigsLoad(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || files < 5 {
+	if err != nil || files < 7 {
 		t.Fatalf("%d files: %v", files, err)
 	}
 }

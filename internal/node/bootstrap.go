@@ -53,6 +53,7 @@ type bootstrap struct {
 	self      hello
 	nodes     []string
 	clusterID wire.ID // configured: then the log is never created
+	byInit    bool    // beside an existing NATS: the log is created by Init, and what is no log is refused
 	genesis   wire.Genesis
 	defaults  wire.Settings
 	entryID   wire.EntryID
@@ -74,6 +75,8 @@ func (b *bootstrap) run(ctx context.Context) (id jetstream.Identity, fence strin
 		switch {
 		case err == nil && id.LastSeq > 0:
 			return id, b.contradiction(id), nil
+		case errors.As(err, &config) && b.byInit:
+			return jetstream.Identity{}, "", fmt.Errorf("the log on the existing NATS cannot be trusted: %w", config)
 		case errors.As(err, &config):
 			return jetstream.Identity{}, config.Error(), nil
 		case err != nil && !errors.Is(err, jetstream.ErrNoStream):
@@ -95,6 +98,10 @@ func (b *bootstrap) run(ctx context.Context) (id jetstream.Identity, fence strin
 			}
 		case !b.clusterID.IsZero():
 			b.await(fmt.Sprintf("waiting for the log of cluster %s: cluster_id is set, so it is not created", b.clusterID))
+		case b.byInit && err == nil:
+			b.await("the log is empty: `allocnode init` has not finished, or the log was lost")
+		case b.byInit:
+			b.await("there is no log: on an existing NATS only `allocnode init` makes it, once")
 		default:
 			why, err := b.create(ctx, id, err == nil)
 			if err != nil {
@@ -151,15 +158,9 @@ func (b *bootstrap) create(ctx context.Context, id jetstream.Identity, exists bo
 	if why := b.allEmpty(ctx); why != "" {
 		return why, nil
 	}
-	g := b.genesis
-	g.Epoch, g.Created, g.Nodes = id.Epoch, id.Created.UnixNano(), b.nodes
-	entry := wire.AppendHeader(nil, &wire.Header{
-		ClusterID: id.ClusterID, Level: wire.Level, Node: []byte(b.self.Node), ID: b.entryID, Defaults: b.defaults,
-	})
-	entry = wire.AppendOp(entry, &wire.Op{Kind: wire.KindGenesis, Genesis: &g})
-	wire.Seal(entry)
-	if err := wire.DecodeEntry(entry, &wire.Entry{}); err != nil {
-		return "", fmt.Errorf("the genesis that this configuration makes: %w", err) // it could never be taken back
+	entry, err := b.genesisEntry(id)
+	if err != nil {
+		return "", err
 	}
 	err = b.log.AppendFirst(tryCtx, b.entryID.String(), entry)
 	switch {
@@ -170,6 +171,21 @@ func (b *bootstrap) create(ctx context.Context, id jetstream.Identity, exists bo
 		return "", nil // another node was first
 	}
 	return fmt.Sprintf("writing the genesis: %v", err), nil
+}
+
+// genesisEntry is the first entry of the log that id describes.
+func (b *bootstrap) genesisEntry(id jetstream.Identity) ([]byte, error) {
+	g := b.genesis
+	g.Epoch, g.Created, g.Nodes = id.Epoch, id.Created.UnixNano(), b.nodes
+	entry := wire.AppendHeader(nil, &wire.Header{
+		ClusterID: id.ClusterID, Level: wire.Level, Node: []byte(b.self.Node), ID: b.entryID, Defaults: b.defaults,
+	})
+	entry = wire.AppendOp(entry, &wire.Op{Kind: wire.KindGenesis, Genesis: &g})
+	wire.Seal(entry)
+	if err := wire.DecodeEntry(entry, &wire.Entry{}); err != nil {
+		return nil, fmt.Errorf("the genesis that this configuration makes: %w", err) // it could never be taken back
+	}
+	return entry, nil
 }
 
 // allEmpty asks every named node. It returns "" when each has answered, once, that it never had a log.
@@ -185,29 +201,37 @@ func (b *bootstrap) allEmpty(ctx context.Context) (why string) {
 
 // judge counts answers for the named nodes. Silence is no answer, two catalogs under one name are none either.
 func judge(nodes []string, answers []hello) (why string) {
+	missing, objection := count(nodes, answers)
+	switch {
+	case objection != "":
+		return objection
+	case len(missing) > 0:
+		return "creating the log needs every named node, once: waiting for " + strings.Join(missing, ", ")
+	}
+	return ""
+}
+
+// count returns who has not answered, and why one of the answers forbids a new log.
+func count(nodes []string, answers []hello) (missing []string, objection string) {
 	catalogs := make(map[string]wire.ID)
 	for _, a := range answers {
 		first, again := catalogs[a.Node]
 		switch {
 		case !slices.Contains(nodes, a.Node):
-			return fmt.Sprintf("the node %s answers, but is not named in nodes: the configurations differ", a.Node)
+			return nil, fmt.Sprintf("the node %s answers, but is not named in nodes: the configurations differ", a.Node)
 		case again && first != a.Catalog:
-			return fmt.Sprintf("two nodes go by the name %s: each needs its own", a.Node)
+			return nil, fmt.Sprintf("two nodes go by the name %s: each needs its own", a.Node)
 		case !a.Empty:
-			return a.remembers("the node "+a.Node) + ": the log must not be created anew"
+			return nil, a.remembers("the node "+a.Node) + ": the log must not be created anew"
 		}
 		catalogs[a.Node] = a.Catalog
 	}
-	var missing []string
 	for _, n := range nodes {
 		if _, ok := catalogs[n]; !ok {
 			missing = append(missing, n)
 		}
 	}
-	if len(missing) > 0 {
-		return "creating the log needs every named node, once: waiting for " + strings.Join(missing, ", ")
-	}
-	return ""
+	return missing, ""
 }
 
 // answerHellos answers for as long as the subscription lives. The witness counts: a catalog that lost its state once held

@@ -31,6 +31,10 @@ type Config struct {
 	// Server is nats-server's part of the configuration; nil is its defaults. It is used up by New.
 	Server *server.Options
 
+	// NATS is an existing system that holds the log and carries the service. Then there is no embedded server, and Host,
+	// Port, Server and Account are not set.
+	NATS *jetstream.External
+
 	// Nodes names every node of the cluster, this one among them; alone it is empty or the one. Creating the log needs
 	// the word of all of them, serving that of a majority.
 	Nodes []string
@@ -87,7 +91,7 @@ func (c *Config) Validate() error {
 		fault("name %q: want one token of letters, digits, '_' and '-', at most %d bytes", c.Name, wire.MaxNodeLen)
 	}
 	if c.DataDir == "" {
-		fault("data directory: none given: use --data DIR, or jetstream { store_dir: DIR }")
+		fault("data directory: none given: use --data DIR, or jetstream { store_dir: DIR } (with alloc { nats }: data_dir)")
 	}
 	if c.Port < -1 || c.Port > 65535 {
 		fault("port %d: want -1 (any free port) to 65535", c.Port)
@@ -114,13 +118,25 @@ func (c *Config) Validate() error {
 		fault("nodes: a cluster block needs alloc { nodes: [...] } with the name of every node")
 	case c.clustered() && len(c.Nodes) < 3:
 		fault("nodes: %d named, want 3 or more: the log is replicated three ways", len(c.Nodes))
-	case !c.clustered() && len(c.Nodes) > 1:
+	case c.NATS == nil && !c.clustered() && len(c.Nodes) > 1:
 		fault("nodes: %d named, but there is no cluster block with routes to reach them", len(c.Nodes))
 	case len(c.Nodes) > 64:
 		fault("nodes: %d named, at most 64", len(c.Nodes))
 	}
 	if len(c.Nodes) > 0 && !slices.Contains(c.Nodes, c.Name) {
 		fault("nodes: this node, %q, is not among %s", c.Name, strings.Join(c.Nodes, ", "))
+	}
+	if c.NATS != nil {
+		if err := c.NATS.Validate(); err != nil {
+			faults = append(faults, err)
+		}
+		if c.Server != nil || c.Host != "" || c.Port != 0 || c.Account != "" {
+			fault("nats: beside an existing NATS there is no server of our own: no listen address, no account, no setting of its")
+		}
+	}
+	if c.Server != nil && len(c.Server.LeafNode.Remotes) > 0 && c.Server.JetStreamDomain == "" {
+		// Alike domains, and none is one, are taken for parts of one JetStream wherever the system account is shared.
+		fault("leafnodes: remotes need jetstream { domain: … }, a name that the system that is joined does not use")
 	}
 	if err := c.Defaults.Check(); err != nil {
 		fault("defaults: %w", err)
@@ -188,7 +204,33 @@ func (c *Config) LoadConfig(path string, warn func(error)) error {
 	if opts.StoreDir != "" {
 		c.DataDir = opts.StoreDir
 	}
+	if alloc.Has("nats") {
+		c.Server, c.NATS = nil, &jetstream.External{}
+		for _, key := range alloc.Beside() {
+			alloc.Fault("nats", "is instead of a server of our own, so this is a setting of nobody: %s", key)
+		}
+		c.decodeNATS(alloc)
+	}
 	return c.decode(alloc)
+}
+
+// decodeNATS reads the nats block of the alloc block, and what nats-server's settings say for other nodes.
+func (c *Config) decodeNATS(b *jetstream.Block) {
+	b.String("name", &c.Name)
+	b.String("data_dir", &c.DataDir)
+	n, e := b.Block("nats"), c.NATS
+	n.Strings("urls", &e.URLs)
+	n.String("creds", &e.Creds)
+	n.String("nkey", &e.NKey)
+	n.String("token", &e.Token)
+	n.String("user", &e.User)
+	n.String("password", &e.Password)
+	n.Bool("durability_acknowledged", &e.DurabilityAcknowledged)
+	t := n.Block("tls")
+	t.String("ca", &e.CA)
+	t.String("cert", &e.Cert)
+	t.String("key", &e.Key)
+	t.Bool("handshake_first", &e.HandshakeFirst)
 }
 
 // decode reads the alloc block over c.

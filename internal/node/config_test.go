@@ -81,6 +81,41 @@ func TestLoadConfigDefaults(t *testing.T) {
 	}
 }
 
+// A file for a node beside an existing NATS holds our block alone, and a variable for it.
+func TestLoadConfigNATS(t *testing.T) {
+	c, err := load(t, `
+SECRET: s3cret
+alloc {
+	name: n1
+	data_dir: d1
+	nodes: [n1, n2]
+	nats {
+		urls: ["nats://a:4222", "tls://b:4222"]
+		user: u
+		password: $SECRET
+		tls { ca: ca.pem, cert: c.pem, key: k.pem, handshake_first: true }
+		durability_acknowledged: true
+	}
+}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Validate(); err != nil {
+		t.Errorf("not valid: %v", err)
+	}
+	want := &jetstream.External{
+		URLs: []string{"nats://a:4222", "tls://b:4222"}, User: "u", Password: "s3cret", CA: "ca.pem", Cert: "c.pem", Key: "k.pem",
+		HandshakeFirst: true, DurabilityAcknowledged: true,
+	}
+	if !reflect.DeepEqual(c.NATS, want) || c.Name != "n1" || c.DataDir != "d1" || c.Server != nil || c.clustered() {
+		t.Errorf("got %+v %+v", c, c.NATS)
+	}
+	c, err = load(t, `alloc { nats { urls: "nats://a", creds: f1, nkey: f2, token: t } }`)
+	if err != nil || c.NATS.Creds != "f1" || c.NATS.NKey != "f2" || c.NATS.Token != "t" || c.NATS.DurabilityAcknowledged {
+		t.Errorf("%+v %v", c.NATS, err)
+	}
+}
+
 func TestLoadConfigFaults(t *testing.T) {
 	for text, want := range map[string][]string{
 		"alloc { prefix: 7 }":                                  {":1:", `"prefix"`, "must be a string"},
@@ -99,6 +134,11 @@ func TestLoadConfigFaults(t *testing.T) {
 		"allocc { }":                                           {"allocc"},
 		"jetstream { sync_interval: \"2m\" }":                  {"sync_interval", "always"},
 		"alloc { ":                                             {"node.conf"},
+		"\nlisten: 4222\nalloc { nats { urls: a } }":           {":2:1:", "listen", "setting of nobody"},
+		"alloc { nats { url: a } }":                            {"unknown key", `"url"`, "alloc.nats"},
+		"alloc { nats { tls { cafile: a } } }":                 {"unknown key", "alloc.nats.tls"},
+		"alloc { name: n1 }":                                   {"unknown key", `"name"`}, // server_name is its name there
+		"alloc { nats: 1 }":                                    {`"nats"`, "block"},
 	} {
 		_, err := load(t, text)
 		if err == nil {
@@ -152,6 +192,11 @@ func TestValidateEveryFault(t *testing.T) {
 		"no timeout":        {func(c *Config) { c.Timeout = 0 }, []string{"timeout 0s"}},
 		"long timeout":      {func(c *Config) { c.Timeout = 5 * time.Second }, []string{"timeout 5s", "4.5s"}},
 		"version":           {func(c *Config) { c.Version = "v1" }, []string{`version "v1"`}},
+		"nats":              {func(c *Config) { c.NATS = &jetstream.External{} }, []string{"nats.urls", "durability_acknowledged"}},
+		"nats and a port":   {func(c *Config) { c.NATS, c.Port = &jetstream.External{}, 4222 }, []string{"no server of our own"}},
+		"leaf node, no domain": {func(c *Config) {
+			c.Server = &server.Options{LeafNode: server.LeafNodeOpts{Remotes: []*server.RemoteLeafOpts{{}}}}
+		}, []string{"leafnodes", "domain"}},
 		"all at once": {func(c *Config) { *c = Config{Port: -5, Nodes: []string{"a", "a"}} }, []string{
 			"name", "data directory", "port", "prefix", "twice", "not among", "defaults", "key_window", "entry_window", "max_sequences", "timeout", "version"}},
 	} {

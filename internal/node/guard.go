@@ -17,6 +17,7 @@ import (
 //	stopping   the process ends
 //	fenced     a proof against the log: for as long as the process lives
 //	halted     an entry is not understood (for as long as the process lives), or the catalog cannot be written
+//	foreign    another cluster, or a stream, is on the service's subjects
 //	refused    the log does not accept this node: its name belongs to another catalog, or is not named
 //	checking   the check of DESIGN 8 is under way
 type guard struct {
@@ -27,6 +28,7 @@ type guard struct {
 	fence    string
 	stuck    string // an entry that is not understood: halted for as long as the process lives
 	halt     string // the catalog cannot be written
+	foreign  string
 	refusal  string
 	waiting  string // what a check, or the start, waits for
 	started  bool   // the log was opened: checking, no longer starting
@@ -82,6 +84,8 @@ func (g *guard) State() (state, reason string) {
 		return wire.StateHalted, g.stuck
 	case g.halt != "":
 		return wire.StateHalted, g.halt
+	case g.foreign != "":
+		return wire.StateChecking, g.foreign
 	case g.refusal != "":
 		return wire.StateChecking, g.refusal
 	case g.checked:
@@ -141,6 +145,16 @@ func (g *guard) Refuse(reason string) {
 	g.update(func() { g.refusal, g.checked, g.held = reason, false, 0 })
 }
 
+// Foreign refuses requests, whatever is checked, until it is called with "". The node serves again after its next check.
+func (g *guard) Foreign(reason string) {
+	if reason == "" {
+		g.update(func() { g.foreign = "" })
+		return
+	}
+	g.update(func() { g.foreign, g.checked, g.held = reason, false, 0 }) // first, so that an Open either sees it or is undone
+	g.refuse("%s", reason)
+}
+
 // Hold begins a check: requests and answers wait. The ticket is for Open.
 func (g *guard) Hold(waiting string) (ticket uint64) {
 	prop, pool := g.gates()
@@ -160,8 +174,10 @@ func (g *guard) Await(waiting string) { g.update(func() { g.waiting = waiting })
 
 // Open ends the check that began with the Hold that gave ticket, unless something came in between.
 func (g *guard) Open(ticket uint64) bool {
-	prop, pool := g.gates()
-	if !prop.Open(ticket) {
+	g.mu.Lock()
+	prop, pool, foreign := g.prop, g.pool, g.foreign != ""
+	g.mu.Unlock()
+	if foreign || !prop.Open(ticket) {
 		return false
 	}
 	pool.Open(ticket) // not, where a Hold or a refusal has come in between
@@ -180,7 +196,7 @@ func (g *guard) Listen(now bool) bool {
 	state, _ := g.State()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return state == wire.StateServing || state == wire.StateChecking && g.refusal == "" && now
+	return state == wire.StateServing || state == wire.StateChecking && g.refusal == "" && g.foreign == "" && now
 }
 
 // Stop says that the process ends. What is under way may still be answered.

@@ -33,8 +33,8 @@ import (
 //     or of one that has left.
 //  3. A node that does not answer now, for whatever reason, does not say "takes".
 type lead struct {
-	bus     leadBus
-	subject string // internal, in the log's account
+	bus     leadBus // nil: no node can lead; the log is on an existing NATS, where anybody might say that he does
+	subject string  // internal, in the log's account
 	node    string
 	leads   func() bool // whether this node leads the stream, as far as it knows
 	serving func() bool // whether this node answers now; a check under way does not
@@ -145,6 +145,10 @@ func (l *lead) HandOver(ctx context.Context) {
 
 // Run says that this node takes the requests while it does and leads, and listens to others, until ctx ends.
 func (l *lead) Run(ctx context.Context) error {
+	if l.bus == nil {
+		<-ctx.Done()
+		return nil
+	}
 	sub, err := l.bus.Subscribe(l.subject, func(m *nats.Msg) { l.hear(string(m.Data)) })
 	if err != nil {
 		return fmt.Errorf("subscribe to %s: %w", l.subject, err)
@@ -200,6 +204,9 @@ func (l *lead) tell() {
 }
 
 func (l *lead) say(word string) {
+	if l.bus == nil {
+		return
+	}
 	_ = l.bus.Publish(l.subject, []byte(word+" "+l.node)) // unheard, the others come in
 }
 

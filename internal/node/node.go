@@ -40,7 +40,7 @@ type Node struct {
 	cfg         Config
 	logger      *slog.Logger
 	incarnation wire.ID
-	server      *jetstream.Server
+	server      *jetstream.Server // nil beside an existing NATS
 	guard       *guard
 	link        link // service to the parts that exist once the log is known
 
@@ -63,10 +63,7 @@ func New(cfg Config) (*Node, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	srv, err := jetstream.NewServer(jetstream.ServerConfig{
-		Options: cfg.Server, Name: cfg.Name, DataDir: cfg.DataDir, Host: cfg.Host, Port: cfg.Port,
-		ServiceAccount: cfg.Account, Logger: cfg.Logger.With("part", "nats"),
-	})
+	srv, err := newServer(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -82,9 +79,6 @@ func (n *Node) Started() <-chan struct{} { return n.started }
 // Ready is closed when the node serves for the first time.
 func (n *Node) Ready() <-chan struct{} { return n.ready }
 
-// ClientURL is where clients connect, once Started.
-func (n *Node) ClientURL() string { return n.server.ClientURL() }
-
 // Run starts the node, and stops it in order when ctx ends: no more requests are taken, what was received is answered,
 // the catalog is brought up to date, the server leaves. A node that fences or halts stays up, to say so. Run returns an
 // error when the node could not start or could not go on.
@@ -93,7 +87,7 @@ func (n *Node) Run(ctx context.Context) error {
 	var watcher sync.WaitGroup
 	watcher.Go(func() {
 		select {
-		case err := <-n.server.Failed():
+		case err := <-n.failed():
 			cancel(&serverError{err})
 		case <-ctx.Done():
 		}
@@ -144,22 +138,24 @@ func (n *Node) run(ctx context.Context) (err error) {
 		// Before the server too: its JetStream, another cluster's, would join the group that rules over this one's.
 		return fmt.Errorf("the data in %s are of cluster %s, cluster_id is set to %s", n.cfg.DataDir, self.Cluster, want)
 	}
-	if err := n.server.Start(ctx); err != nil {
-		return err
+	if n.server != nil {
+		if err := n.server.Start(ctx); err != nil {
+			return err
+		}
+		defer func() {
+			stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
+			defer cancel()
+			err = errors.Join(err, n.server.Shutdown(stopCtx))
+		}()
 	}
-	defer func() {
-		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
-		defer cancel()
-		err = errors.Join(err, n.server.Shutdown(stopCtx))
-	}()
-	logConn, svcConn, err := n.connect()
+	logConn, svcConn, err := n.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer logConn.Close()
 	defer svcConn.Close()
 
-	log, err := jetstream.NewLog(logConn, n.logConfig(), n.cfg.Name)
+	log, err := jetstream.NewLog(logConn, n.cfg.logConfig(), n.cfg.Name)
 	if err != nil {
 		return err
 	}
@@ -194,7 +190,7 @@ func (n *Node) run(ctx context.Context) (err error) {
 	if err := n.checkSubjects(ctx, svcConn); err != nil && ctx.Err() == nil {
 		return err
 	}
-	return n.replicate(ctx, machine, logConn, log, id)
+	return n.replicate(ctx, machine, logConn, svcConn, log, id)
 }
 
 // checkSubjects refuses to serve subjects that a stream of the clients captures.
@@ -220,7 +216,7 @@ func mode(clustered bool) string {
 // openCatalog opens the catalog and reads the state from it, or an empty one where the state was lost.
 func (n *Node) openCatalog(dir string) (*apply.Machine, error) {
 	var err error
-	n.catalog, err = kv.Open(dir, kv.Identity{Node: n.cfg.Name, Clustered: n.cfg.clustered()}, n.logger.With("part", "catalog"))
+	n.catalog, err = kv.Open(dir, n.cfg.identity(), n.logger.With("part", "catalog"))
 	if err != nil {
 		return nil, err
 	}
@@ -244,25 +240,6 @@ func (n *Node) openCatalog(dir string) (*apply.Machine, error) {
 	return apply.New(), nil
 }
 
-func (n *Node) connect() (log, svc *nats.Conn, err error) {
-	if log, err = n.server.LogConn(nats.Name("allocnode log " + n.cfg.Name)); err != nil {
-		return nil, nil, err
-	}
-	if svc, err = n.server.ServiceConn(nats.Name("allocnode service " + n.cfg.Name)); err != nil {
-		log.Close()
-		return nil, nil, err
-	}
-	return log, svc, nil
-}
-
-func (n *Node) logConfig() jetstream.LogConfig {
-	c := jetstream.LogConfig{Prefix: n.cfg.Prefix, Replicas: 1}
-	if n.cfg.clustered() {
-		c.Replicas = 3
-	}
-	return c
-}
-
 func (n *Node) serviceConfig() service.Config {
 	return service.Config{
 		Prefix: n.cfg.Prefix, Node: n.cfg.Name, Version: n.cfg.Version,
@@ -283,7 +260,7 @@ func (n *Node) hello(self hello) func() hello {
 
 func (n *Node) bootstrap(nc *nats.Conn, log bootLog, self hello) *bootstrap {
 	return &bootstrap{
-		self: self, nodes: n.cfg.nodes(), clusterID: n.cfg.ClusterID, genesis: n.cfg.Genesis, defaults: n.cfg.Defaults,
+		self: self, nodes: n.cfg.nodes(), clusterID: n.cfg.ClusterID, byInit: n.cfg.NATS != nil, genesis: n.cfg.Genesis, defaults: n.cfg.Defaults,
 		entryID: wire.EntryID{Incarnation: wire.NewID(), Counter: 1}, log: log, await: n.guard.Await, logger: n.logger,
 		ask: func(ctx context.Context) ([]hello, error) { return askHellos(ctx, nc, n.cfg.Prefix, n.cfg.nodes()) },
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -23,12 +22,15 @@ import (
 // parts is what exists once the log is known.
 type parts struct {
 	cluster wire.ID
+	svc     *nats.Conn // the service's connection
 	prop    *propose.Proposer
 	pool    *next.Pool
 	replica *replica
 	checker *checker
 	watch   *watch
 	lead    *lead
+
+	neighbors *neighbors
 }
 
 // stage is some of the node's goroutines, which are stopped together.
@@ -59,9 +61,26 @@ const drainTimeout = 4500 * time.Millisecond
 
 // replicate follows the log and serves until ctx ends. The parts stop in the order in which they feed one another, so that
 // what one of them has begun the next can finish.
-func (n *Node) replicate(ctx context.Context, machine *apply.Machine, nc *nats.Conn, log *jetstream.Log, id jetstream.Identity) error {
-	p := n.assemble(machine, nc, log, id)
-	stopFeed, err := log.Feed(id.ClusterID, p.replica.Offer)
+func (n *Node) replicate(
+	ctx context.Context, machine *apply.Machine, nc, svc *nats.Conn, log *jetstream.Log, id jetstream.Identity,
+) error {
+	p := n.assemble(machine, nc, svc, log, id)
+	// A subscription that nats.go made anew is a new one (DESIGN 8): what was missed meanwhile may be a log made anew. Set
+	// before the first, so that none goes unseen.
+	was := nc.ReconnectHandler()
+	nc.SetReconnectHandler(func(nc *nats.Conn) {
+		if was != nil {
+			was(nc)
+		}
+		p.checker.Begin("connected to NATS again")
+		p.watch.Kick()
+	})
+	n.drainWhenBack(svc)
+	feed := p.replica.Offer
+	if n.cfg.NATS != nil {
+		feed = p.replica.Wake
+	}
+	stopFeed, err := log.Feed(id.ClusterID, feed)
 	if err != nil {
 		return fmt.Errorf("subscribe to the log: %w", err)
 	}
@@ -86,7 +105,7 @@ func (n *Node) replicate(ctx context.Context, machine *apply.Machine, nc *nats.C
 	work := context.WithoutCancel(ctx)
 	store := startStage(work, n.store.Run)
 	core := startStage(work, p.prop.Run, p.pool.Run, p.replica.Run)
-	front := startStage(work, p.checker.Run, p.watch.Run, p.lead.Run, n.serve)
+	front := startStage(work, p.checker.Run, p.watch.Run, p.lead.Run, p.neighbors.Run, n.serve)
 	select {
 	case <-ctx.Done():
 		if n.cfg.clustered() {
@@ -108,8 +127,8 @@ func (n *Node) replicate(ctx context.Context, machine *apply.Machine, nc *nats.C
 }
 
 // assemble makes the parts and ties them together. It starts nothing.
-func (n *Node) assemble(machine *apply.Machine, nc *nats.Conn, log *jetstream.Log, id jetstream.Identity) *parts {
-	p := &parts{cluster: id.ClusterID}
+func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstream.Log, id jetstream.Identity) *parts {
+	p := &parts{cluster: id.ClusterID, svc: svc}
 	n.store = kv.NewCommitter(n.catalog, kv.CommitterConfig{OnState: n.storeState})
 
 	cfg := propose.DefaultConfig()
@@ -142,7 +161,20 @@ func (n *Node) assemble(machine *apply.Machine, nc *nats.Conn, log *jetstream.Lo
 	}, n.logger)
 	p.checker = newChecker(n.cfg.Name, n.incarnation, n.catalog.ID(), n.catalog.Witness(), log, p.replica, p.prop, n.guard, n.logger)
 	p.watch = newWatch(n.cfg.Name, log, p.replica, p.checker)
-	p.lead = newLead(nc, n.cfg.Prefix, p.cluster, n.cfg.Name, p.watch.leads, n.guard.Serving)
+	var bus leadBus = nc
+	if n.cfg.NATS != nil {
+		p.replica.patience = 0 // there is no feed to wait for
+		bus = nil
+	}
+	p.lead = newLead(bus, n.cfg.Prefix, p.cluster, n.cfg.Name, p.watch.leads, n.guard.Serving)
+	p.neighbors = newNeighbors(svc, n.cfg.Prefix, n.cfg.Name, id.ClusterID, func(why string) {
+		n.guard.Foreign(why)
+		if why != "" {
+			n.logger.Error("not serving", "reason", why)
+			return
+		}
+		p.checker.Begin("the service's subjects are this cluster's alone again")
+	})
 	log.OnAck(func(tag uint64, ack jetstream.Ack) {
 		p.prop.Acked(tag, ack.Seq, ack.Duplicate, ack.Err)
 		if ack.Err == nil {
@@ -187,14 +219,9 @@ func (n *Node) serve(ctx context.Context) error {
 		want := n.guard.Listen(listening)
 		appends := want && !p.lead.StandBy()
 		switch {
-		case listening && !want:
+		case listening && !want && !p.svc.IsReconnecting():
 			p.lead.Appending(false)
-			// Not under ctx: when the node stops, what was received is still answered.
-			drainCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
-			if err := n.svc.Drain(drainCtx); err != nil {
-				n.logger.Warn("stop serving", "error", err)
-			}
-			cancel()
+			n.drain(ctx)
 			listening, appending = false, false
 		case want && (!listening || appends != appending):
 			// Where it listens already, the new subscriptions are there before the old ones end: no request finds nobody.
@@ -203,10 +230,7 @@ func (n *Node) serve(ctx context.Context) error {
 			}
 			listening, appending = true, appends
 			p.lead.Appending(appends)
-			n.once.Do(func() {
-				n.compareNodes()
-				close(n.ready)
-			})
+			n.once.Do(func() { close(n.ready) })
 		}
 		select {
 		case <-ctx.Done():
@@ -217,13 +241,26 @@ func (n *Node) serve(ctx context.Context) error {
 	}
 }
 
-// compareNodes warns where the configuration names other nodes than the log, whose word counts.
-func (n *Node) compareNodes() {
-	n.link.view(func(m *apply.Machine) {
-		if g := m.Genesis(); g != nil && !slices.Equal(slices.Sorted(slices.Values(g.Nodes)), slices.Sorted(slices.Values(n.cfg.nodes()))) {
-			n.logger.Warn("the configuration names other nodes than the log, whose word counts", "configured", n.cfg.nodes(), "log", g.Nodes)
+// drainWhenBack has serve look again when the service's connection is back: meanwhile it did not drain.
+func (n *Node) drainWhenBack(svc *nats.Conn) {
+	was := svc.ReconnectHandler()
+	svc.SetReconnectHandler(func(nc *nats.Conn) {
+		if was != nil {
+			was(nc)
 		}
+		n.guard.update(func() {})
 	})
+}
+
+// drain has the service take no more requests. Not while the connection is away: nats.go would subscribe again, on the way
+// back, to what is being drained, and then forget it without telling the server, which would send requests here to nobody.
+func (n *Node) drain(ctx context.Context) {
+	// Not under ctx: when the node stops, what was received is still answered.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+	defer cancel()
+	if err := n.svc.Drain(ctx); err != nil {
+		n.logger.Warn("stop serving", "error", err)
+	}
 }
 
 // link is how the service reaches the parts, from before they exist.

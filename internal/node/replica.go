@@ -67,6 +67,10 @@ type replica struct {
 	feed  chan jetstream.Message // what the feed brings; full: the message is dropped, and the gap is read
 	want  atomic.Uint64          // the log is known to reach this seq
 	doubt chan struct{}          // capacity 1: read the stream
+	hint  atomic.Uint64          // the feed last spoke of this seq to Wake
+	woken chan struct{}          // capacity 1: look for it
+
+	patience time.Duration // how long the feed may take to bring what the log is known to hold
 
 	mu      sync.RWMutex // guards machine: written by Run's goroutine only, read by any
 	machine *apply.Machine
@@ -89,6 +93,9 @@ func newReplica(m *apply.Machine, witness apply.Head, log logReader, store delta
 		log: log, store: store, events: events, logger: logger, machine: m, witness: witness,
 		feed:  make(chan jetstream.Message, 4096),
 		doubt: make(chan struct{}, 1),
+		woken: make(chan struct{}, 1),
+
+		patience: patience,
 	}
 	_, r.mute = m.Fence() // told by whoever loaded the state
 	r.publishHead()
@@ -152,6 +159,34 @@ func (r *replica) Expect(seq uint64) {
 	}
 }
 
+// Wake is Offer for a feed that anybody may have written: its bytes are not looked at, and its seq is not believed. It has
+// the stream read. It does not block.
+func (r *replica) Wake(msg jetstream.Message) {
+	r.hint.Store(msg.Seq)
+	select {
+	case r.woken <- struct{}{}:
+	default:
+	}
+}
+
+// look reads the stream, and again for some 30 ms where the replica that answered lacks what the feed spoke of. What does
+// not come then was forged, or comes with the next look of the watch.
+func (r *replica) look(ctx context.Context) {
+	for wait := time.Millisecond; wait <= 16*time.Millisecond; wait *= 2 {
+		if err := r.read(ctx); err != nil && ctx.Err() == nil {
+			r.logger.Warn("read the log", "from", r.Head().Cursor, "error", err)
+		}
+		if r.Head().Cursor >= r.hint.Load() || r.halted {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
 // patience is how long the feed may take to bring what the log is known to hold, before it is read from the stream.
 const patience = 50 * time.Millisecond
 
@@ -164,7 +199,7 @@ func (r *replica) Run(ctx context.Context) error {
 	doubt := func() {
 		if want := r.want.Load(); due == 0 && want > r.Head().Cursor {
 			due = want
-			timer.Reset(patience)
+			timer.Reset(r.patience)
 		}
 	}
 	if err := r.read(ctx); err != nil && ctx.Err() == nil { // what came before the feed was subscribed
@@ -176,6 +211,8 @@ func (r *replica) Run(ctx context.Context) error {
 			return nil
 		case msg := <-r.feed:
 			r.take(ctx, msg)
+		case <-r.woken:
+			r.look(ctx)
 		case <-r.doubt:
 			doubt()
 		case <-timer.C:

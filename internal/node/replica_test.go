@@ -422,3 +422,36 @@ func TestReplicaComparesDigests(t *testing.T) {
 		l.is(t, "store 5", "applied 5", "store 6", "applied 6", "store 7", "applied 7", "store 8", "differs n3 at 6", "applied 8")
 	})
 }
+
+// Wake has the stream read at once, and believes neither the bytes nor the seq of what woke it.
+func TestReplicaWake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeLog()
+		u := f.start(t, "n1")
+		pass(time.Second)
+		f.with(func() { f.deaf = true })
+		seq := f.put(f.entry("n2", 0, reserveOp(5)))
+		u.replica.Wake(jetstream.Message{Seq: seq, Data: []byte("forged")})
+		pass(0)
+		if got := u.replica.Head().Cursor; got != seq {
+			t.Errorf("woken, it has applied seq %d: want %d", got, seq)
+		}
+		// Checked: with Expect in Wake it read on and on.
+		var before, after int
+		f.with(func() { before = len(f.reads) })
+		u.replica.Wake(jetstream.Message{Seq: 1 << 60})
+		pass(time.Minute)
+		f.with(func() { after = len(f.reads) })
+		if after-before > 10 {
+			t.Errorf("one message of a seq that is not there made it read %d times", after-before)
+		}
+		// A replica that lags for a moment: the entry comes while it looks.
+		u.replica.Wake(jetstream.Message{Seq: f.last() + 1})
+		pass(2 * time.Millisecond)
+		seq = f.put(f.entry("n2", 0, reserveOp(5)))
+		pass(30 * time.Millisecond)
+		if got := u.replica.Head().Cursor; got != seq {
+			t.Errorf("it has applied seq %d: want %d", got, seq)
+		}
+	})
+}

@@ -112,15 +112,15 @@ func (w *watch) leads() bool {
 	return w.err == nil && w.seen && w.last.Leader == w.node
 }
 
-// fill adds to s what the last look gave.
-func (w *watch) fill(s *wire.Status, alone bool) {
+// fill adds to s what the last look gave. role is what the node is whoever leads, or empty.
+func (w *watch) fill(s *wire.Status, role string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s.Last = max(w.last.LastSeq, s.Cursor)
 	s.Lag = s.Last - s.Cursor
 	switch {
-	case alone:
-		s.Role = wire.RoleAlone
+	case role != "":
+		s.Role = role
 	case w.err != nil || !w.seen:
 		s.Role = wire.RoleUnknown
 	case w.last.Leader == w.node:
@@ -153,6 +153,6 @@ func (n *Node) Status() wire.Status {
 	queued, inFlight := p.prop.Waiting()
 	s.Counters["requests_queued"], s.Counters["requests_in_flight"] = uint64(queued), uint64(inFlight)
 	s.Counters["catalog_backlog"] = uint64(n.store.Backlog())
-	p.watch.fill(&s, !n.cfg.clustered())
+	p.watch.fill(&s, n.cfg.role())
 	return s
 }

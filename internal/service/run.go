@@ -73,6 +73,9 @@ func (r *run) unsubscribe() error {
 // leave takes back the interest. Once r is idle after it, all that was received is answered.
 func (r *run) leave(ctx context.Context) error {
 	errs := []error{r.unsubscribe()}
+	if r.s.nc.IsReconnecting() {
+		return errors.Join(errs...) // no flush would return, and await will not wait either
+	}
 
 	// The server answers the flush after it has read the end of interest, so by then all that it will ever send lies in
 	// the subscriptions' queues. nats.go calls the barrier once the handlers have returned from what lies there. (A
@@ -85,8 +88,15 @@ func (r *run) leave(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// await waits, after leave, until all that was received is answered and sent.
+// await waits, after leave, until all that was received is answered and sent. It does not while the connection is away:
+// nothing arrives then and no answer can be sent, and whoever asked hears from another node, or asks again.
 func (r *run) await(ctx context.Context) error {
+	if r.s.nc.IsReconnecting() {
+		if n := r.pending.Load() - 1; n > 0 {
+			return fmt.Errorf("%d requests cannot be answered: the connection is away", n)
+		}
+		return nil
+	}
 	select {
 	case <-r.idle:
 		return r.s.nc.FlushWithContext(ctx)

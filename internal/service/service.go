@@ -176,6 +176,9 @@ func (s *Service) StartServing(cluster wire.ID, appends bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), subscribeTimeout)
 	defer cancel()
 	err := s.nc.FlushWithContext(ctx) // once it returns, the server has the subscriptions
+	if err != nil && !s.nc.IsClosed() {
+		err = nil // a connection that is away brings them with it when it is back
+	}
 	if before != nil {
 		time.Sleep(overlap)
 		s.leaving = append(slices.DeleteFunc(s.leaving, (*run).isIdle), before)

@@ -30,7 +30,8 @@ const (
 const (
 	RoleLeader   = "leader"
 	RoleFollower = "follower"
-	RoleAlone    = "alone" // no cluster: a log of one replica
+	RoleAlone    = "alone"    // no cluster: a log of one replica
+	RoleExternal = "external" // in none: the log is in an existing NATS system
 	RoleUnknown  = "unknown"
 )
 
