@@ -23,6 +23,7 @@ type flight struct {
 	items []item
 	seats []*seat // in order of their arrival
 	reply wire.ReserveListReply
+	gate  chan struct{} // opened when it has landed: its callers have their outcomes, or wait at another gate
 
 	// Below is guarded by merger.mu.
 	attached int  // callers that wait for it
@@ -43,12 +44,6 @@ type item struct {
 	seats    []*seat
 }
 
-// given is an outcome on its way to its caller.
-type given struct {
-	s *seat
-	o outcome
-}
-
 // shared finds the item that callers without a key share.
 type shared struct {
 	sequence string
@@ -60,6 +55,7 @@ func (m *merger) freezeLocked(c *Client) *flight {
 	first := m.queue[0]
 	f := &flight{seats: make([]*seat, 0, len(m.queue))}
 	index := make(map[shared]int)
+	last, at, bound := shared{}, -1, uint64(0) // of the seat before: most callers want the same
 	size := 256
 	var rest []*seat
 	for n, s := range m.queue {
@@ -67,10 +63,15 @@ func (m *merger) freezeLocked(c *Client) *flight {
 			rest = append(rest, s)
 			continue
 		}
-		if i, ok := index[shared{s.sequence, s.partial}]; ok && s.sharable() &&
-			f.items[i].count+s.count <= m.boundLocked(s.sequence) {
-			f.items[i].count += s.count
-			f.items[i].seats = append(f.items[i].seats, s)
+		if want := (shared{s.sequence, s.partial}); at < 0 || want != last {
+			last, at, bound = want, -1, m.boundLocked(s.sequence)
+			if i, ok := index[want]; ok {
+				at = i
+			}
+		}
+		if at >= 0 && s.sharable() && f.items[at].count+s.count <= bound {
+			f.items[at].count += s.count
+			f.items[at].seats = append(f.items[at].seats, s)
 		} else {
 			size += 64 + len(s.sequence) + len(quoted(s.key))
 			if len(f.items) == wire.MaxListItems || len(f.items) > 0 && size > maxListBody {
@@ -78,7 +79,8 @@ func (m *merger) freezeLocked(c *Client) *flight {
 				break
 			}
 			if s.sharable() {
-				index[shared{s.sequence, s.partial}] = len(f.items)
+				at = len(f.items)
+				index[last] = at
 			}
 			f.items = append(f.items, item{sequence: s.sequence, partial: s.partial, key: s.key, count: s.count,
 				seats: []*seat{s}})
@@ -86,7 +88,12 @@ func (m *merger) freezeLocked(c *Client) *flight {
 		s.flight, s.place, s.wireKey = f, len(f.seats), s.key
 		f.seats = append(f.seats, s)
 	}
-	m.queue = rest
+	f.gate, m.queue = m.gate, rest
+	m.gate = make(chan struct{})
+	if len(rest) > 0 { // those wait at the same gate
+		close(f.gate)
+		f.gate = make(chan struct{})
+	}
 	f.attached = len(f.seats)
 	f.since = c.seen.Load()
 	if first.alone {
@@ -181,34 +188,34 @@ func (f *flight) decode(body []byte) (wire.Origin, error) {
 	return reply.Origin, nil
 }
 
-// landLocked decides what becomes of f's callers after ask: outcomes to give, or another request. again: f must be asked
-// on, because a caller came back. unsent: they are in the queue because nothing could be sent.
-func (c *Client) landLocked(f *flight, err error) (out []given, again, unsent bool) {
+// landLocked decides what becomes of f's callers after ask: they are given their outcomes, or another request. again: f must
+// be asked on, because a caller came back. unsent: they are in the queue because nothing could be sent.
+func (c *Client) landLocked(f *flight, err error) (again, unsent bool) {
 	m := &c.merge
 	var nothing *unsentError
 	var unknown *UnknownOutcomeError
 	var refusal *allocnode.Error
-	closed := errors.Is(err, ErrClosed)
+	closed := m.closed || errors.Is(err, ErrClosed)
 	abandoned := f.attached == 0 && err != nil
 	switch {
 	case err == nil:
-		out = c.divideLocked(f)
+		c.divideLocked(f)
 	case errors.As(err, &unknown):
 		var other *ClusterError
 		if !closed && !errors.As(err, &other) {
 			if abandoned { // it stays as it is, for who asks again
 				f.running = false
 				delete(m.flying, f)
-				return nil, false, false
+				return false, false
 			}
-			return nil, true, false
+			return true, false
 		}
 		for _, s := range f.seats {
-			out = append(out, given{s, outcome{err: &UnknownOutcomeError{Key: f.keyOf(s), Err: unknown.Err}}})
+			s.giveLocked(outcome{err: &UnknownOutcomeError{Key: f.keyOf(s), Err: unknown.Err}})
 		}
 	case errors.As(err, &nothing):
-		if closed || m.closed || c.nc.IsClosed() {
-			out = f.all(err)
+		if closed || c.nc.IsClosed() {
+			f.giveAllLocked(err)
 			break
 		}
 		why := nothing.last
@@ -218,29 +225,29 @@ func (c *Client) landLocked(f *flight, err error) (out []given, again, unsent bo
 		unsent = !abandoned
 		m.requeueLocked(f.seats, why)
 	case errors.As(err, &refusal):
-		out = m.refusedLocked(f, refusal)
+		m.refusedLocked(f, refusal)
 	default:
 		panic(fmt.Sprintf("client: ask ended with %v", err))
 	}
 	f.landed, f.running = true, false
 	delete(m.flying, f)
-	return out, false, unsent
+	return false, unsent
 }
 
-func (f *flight) all(err error) (out []given) {
+func (f *flight) giveAllLocked(err error) {
 	for _, s := range f.seats {
-		out = append(out, given{s, outcome{err: err}})
+		s.giveLocked(outcome{err: err})
 	}
-	return out
 }
 
 // refusedLocked handles the refusal of a whole list. One caller's mistake must not cost the others their answer, so the
 // list is halved until the mistake stands alone. Nothing has reached the log.
-func (m *merger) refusedLocked(f *flight, refusal *allocnode.Error) []given {
+func (m *merger) refusedLocked(f *flight, refusal *allocnode.Error) {
 	n := len(f.seats)
 	switch {
 	case n == 1 || m.closed:
-		return f.all(refusal)
+		f.giveAllLocked(refusal)
+		return
 	case len(f.items) == 1: // together they may ask for too much
 		m.bounds[f.items[0].sequence] = f.items[0].count / 2
 	}
@@ -252,23 +259,21 @@ func (m *merger) refusedLocked(f *flight, refusal *allocnode.Error) []given {
 		}
 	}
 	m.requeueLocked(f.seats, refusal)
-	return nil
 }
 
 // maxExpired is how often a first attempt is repeated with a newer since.
 const maxExpired = 3
 
 // divideLocked gives every caller its part of the answer.
-func (c *Client) divideLocked(f *flight) (out []given) {
+func (c *Client) divideLocked(f *flight) {
 	m := &c.merge
 	var back []*seat
-	out = make([]given, 0, len(f.seats))
 	for i := range f.items {
 		it, res := &f.items[i], &f.reply.Results[i]
 		joined := len(it.seats) > 1
 		switch {
 		case res.Err == nil:
-			out = it.divide(out, res.Range, f.reply.Seq)
+			it.divideLocked(res.Range, f.reply.Seq)
 			continue
 		case m.closed:
 		case joined && res.Err.Code == allocnode.CodeExhausted && !it.partial:
@@ -291,13 +296,12 @@ func (c *Client) divideLocked(f *flight) (out []given) {
 			continue
 		}
 		for _, s := range it.seats {
-			out = append(out, given{s, outcome{seq: f.reply.Seq, err: res.Err}})
+			s.giveLocked(outcome{seq: f.reply.Seq, err: res.Err})
 		}
 	}
 	if len(back) > 0 {
 		m.requeueLocked(back, nil)
 	}
-	return out
 }
 
 func apart(seats []*seat) []*seat {
@@ -307,19 +311,18 @@ func apart(seats []*seat) []*seat {
 	return seats
 }
 
-// divide cuts r up among the item's seats, in their order.
-func (it *item) divide(out []given, r allocnode.Range, seq uint64) []given {
+// divideLocked cuts r up among the item's seats, in their order.
+func (it *item) divideLocked(r allocnode.Range, seq uint64) {
 	for _, s := range it.seats {
 		n := min(s.count, r.Count())
 		if n == 0 {
 			err := allocnode.Errorf(allocnode.CodeExhausted, "%d ids asked of %s, 0 remain", s.count, s.sequence)
-			out = append(out, given{s, outcome{seq: seq, err: err}})
+			s.giveLocked(outcome{seq: seq, err: err})
 			continue
 		}
-		out = append(out, given{s, outcome{seq: seq, r: allocnode.Range{Start: r.Start, End: r.Start + n}}})
+		s.giveLocked(outcome{seq: seq, r: allocnode.Range{Start: r.Start, End: r.Start + n}})
 		r.Start += n
 	}
-	return out
 }
 
 // sleep waits for d, or until stop is closed.

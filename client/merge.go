@@ -2,8 +2,10 @@ package client
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/allocnode/allocnode"
 )
@@ -13,7 +15,9 @@ type seat struct {
 	call
 	since uint64 // where alone is set: of an attempt that another process may have made, or 0
 	alone bool   // has a since of its own, so it needs a request of its own
-	ch    chan outcome
+
+	outcome  // written once, under merger.mu, before answered
+	answered atomic.Bool
 
 	// Below is guarded by merger.mu.
 	flight  *flight // nil while it waits in the queue
@@ -39,7 +43,8 @@ type outcome struct {
 type merger struct {
 	mu     sync.Mutex // guards all below
 	queue  []*seat
-	gone   int // seats in queue whose callers have left
+	gate   chan struct{} // what the callers of the queue wait at
+	gone   int           // seats in queue whose callers have left
 	lanes  int
 	groups uint64 // number of the last group made; 0 is everybody
 	flying map[*flight]bool
@@ -50,22 +55,23 @@ type merger struct {
 }
 
 func (m *merger) init() {
+	m.gate = make(chan struct{})
 	m.flying = make(map[*flight]bool)
 	m.bounds = make(map[string]uint64)
 	m.lost.byKey = make(map[string]*seat)
 	m.closes = make(chan struct{})
 }
 
-// enqueue puts s at the end of the queue, and starts a lane for it where one is free.
-func (m *merger) enqueue(c *Client, s *seat) error {
+// enqueue puts s at the end of the queue, and starts a lane for it where one is free. It returns the gate to wait at.
+func (m *merger) enqueue(c *Client, s *seat) (gate chan struct{}, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return ErrClosed
+		return nil, ErrClosed
 	}
 	if m.lanes < c.cfg.inFlight {
 		if !c.start(c.lane) {
-			return ErrClosed
+			return nil, ErrClosed
 		}
 		m.lanes++
 	}
@@ -74,7 +80,23 @@ func (m *merger) enqueue(c *Client, s *seat) error {
 		s.group = m.groups
 	}
 	m.queue = append(m.queue, s)
-	return nil
+	return m.gate, nil
+}
+
+// gateOf is what s waits at, after the gate before it was opened and s had no outcome.
+func (m *merger) gateOf(s *seat) chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s.flight == nil {
+		return m.gate
+	}
+	return s.flight.gate
+}
+
+// giveLocked gives s its outcome, once. Its caller takes it when the gate is opened.
+func (s *seat) giveLocked(o outcome) {
+	s.outcome = o
+	s.answered.Store(true)
 }
 
 // leftLocked takes s out of the queue. A caller that leaves costs a walk through the queue only now and then.
@@ -120,7 +142,23 @@ func (c *Client) lane() {
 			sleep(pause.next(), c.merge.closes)
 		default:
 			pause = backoff{c.cfg.minBackoff, c.cfg.maxBackoff}
+			c.merge.gather(len(f.seats))
 		}
+	}
+}
+
+// gather lets the n callers that were just answered run for as long as they come back with more, so that all of them share
+// the next request. What it costs is a turn of the scheduler for each turn in which the queue grows, and one more.
+func (m *merger) gather(n int) {
+	for had := -1; ; {
+		m.mu.Lock()
+		has := len(m.queue)
+		m.mu.Unlock()
+		if has <= had || has >= n {
+			return
+		}
+		had = has
+		runtime.Gosched()
 	}
 }
 
@@ -160,16 +198,16 @@ func (c *Client) fly(ctx context.Context, f *flight) (unsent bool) {
 		f.err, f.open = err, f.q.open
 		f.cancel(nil)
 		done := f.done
-		var out []given
-		out, again, unsent = c.landLocked(f, err)
+		again, unsent = c.landLocked(f, err)
 		if again {
 			ctx = m.launchLocked(f)
 		}
+		landed := f.landed
 		m.mu.Unlock()
-		for _, g := range out {
-			g.s.ch <- g.o
+		if landed {
+			close(f.gate)
 		}
-		close(done) // after the outcomes: who waits for it then looks whether there is one
+		close(done)
 	}
 	return unsent
 }
@@ -183,15 +221,15 @@ func (m *merger) close() {
 	}
 	m.closed = true
 	close(m.closes)
-	queue := m.queue
-	m.queue = nil
 	for f := range m.flying {
 		f.cancel(ErrClosed)
 	}
-	m.mu.Unlock()
-	for _, s := range queue {
-		s.ch <- outcome{err: &unsentError{cause: ErrClosed, last: s.last}}
+	for _, s := range m.queue {
+		s.giveLocked(outcome{err: &unsentError{cause: ErrClosed, last: s.last}})
 	}
+	m.queue = nil
+	close(m.gate)
+	m.mu.Unlock()
 }
 
 // lostSeats are the places of callers that left while their request was under way, by the key that they were told: so
@@ -225,35 +263,32 @@ func (l *lostSeats) add(key string, s *seat) {
 }
 
 // reclaim finds the seat that a call with this key had before, and takes it again: it gets what the request brings or
-// brought. nil, nil: there is none.
-func (m *merger) reclaim(c *Client, q *call) (*seat, error) {
-	if q.key == "" {
-		return nil, nil
-	}
+// brought. nil, nil, nil: there is none.
+func (m *merger) reclaim(c *Client, q *call) (*seat, chan struct{}, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.lost.byKey[q.key]
 	if s == nil || s.dropped {
-		return nil, nil
+		return nil, nil, nil
 	}
 	if s.sequence != q.sequence || s.count != q.count || s.partial != q.partial {
-		return nil, allocnode.Errorf(allocnode.CodeConflict, "the key was used for another sequence, count or partial")
+		return nil, nil, allocnode.Errorf(allocnode.CodeConflict, "the key was used for another sequence, count or partial")
 	}
 	if m.closed {
-		return nil, ErrClosed
+		return nil, nil, ErrClosed
 	}
 	f := s.flight
 	if !f.landed && !f.running {
 		f.q.overdue = nil // its lane has gone on long ago
 		ctx := m.launchLocked(f)
 		if !c.start(func() { c.fly(ctx, f) }) {
-			return nil, ErrClosed
+			return nil, nil, ErrClosed
 		}
 	}
 	delete(m.lost.byKey, q.key)
 	s.left = false
 	f.attached++
-	return s, nil
+	return s, f.gate, nil
 }
 
 // lastTrouble is why what waits in the queue has not been sent, if it was tried.

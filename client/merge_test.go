@@ -413,3 +413,36 @@ func TestStormOfCancels(t *testing.T) {
 	}
 	until(t, "nothing is under way", func() bool { return c.Flying() == 0 && c.Queued() == 0 })
 }
+
+// Callers whom a request left behind are not bound to it: the next one answers them, also when the first is never answered
+// and its caller has given up. Checked: with the gate of the queue left to the first request, b waited until its context ended.
+func TestTheRestIsNotBound(t *testing.T) {
+	f := newFake(t)
+	c, release := held(t, f, client.WithRequestPerSequence())
+	sent := make(chan struct{})
+	f.on(func(n int, _ *wire.ReserveRequest) what {
+		if n != 2 {
+			return what{}
+		}
+		close(sent)
+		return what{lose: true}
+	})
+	limit := deadline(t)
+	ctx, cancel := context.WithCancel(limit)
+	defer cancel()
+	out := calls(t, c, 2, func(i int) (allocnode.Range, error) {
+		if i == 0 {
+			return c.Reserve(ctx, "a", 1)
+		}
+		return c.Reserve(limit, "b", 1)
+	})
+	release()
+	<-sent
+	cancel()
+	if got := <-out[0]; !errors.Is(got.err, allocnode.ErrUnknownOutcome) {
+		t.Errorf("a: %v", got.err)
+	}
+	if got := <-out[1]; got.err != nil || limit.Err() != nil {
+		t.Errorf("b: %v, %v", got.err, limit.Err())
+	}
+}

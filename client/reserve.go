@@ -42,24 +42,13 @@ func (c *Client) reserve(ctx context.Context, q call) (allocnode.Range, error) {
 		return allocnode.Range{}, &unsentError{cause: cause(ctx)}
 	}
 	c.stats.calls.Add(1)
-	s, err := c.merge.reclaim(c, &q)
-	if s == nil && err == nil {
-		s = seats.Get().(*seat)
-		*s = seat{call: q, ch: s.ch}
-		s.since, s.alone = sinceOf(q.key)
-		err = c.merge.enqueue(c, s)
-	}
+	s, gate, err := c.merge.seatOf(c, &q)
 	if err != nil {
 		return allocnode.Range{}, err
 	}
-	var o outcome
-	select {
-	case o = <-s.ch:
-		if q.key == "" {
-			seats.Put(s) // whoever gave the outcome is done with it
-		}
-	case <-ctx.Done():
-		o = c.leave(ctx, s)
+	o, left := c.await(ctx, s, gate)
+	if !left && q.key == "" {
+		seats.Put(s) // whoever gave the outcome is done with it
 	}
 	if o.err != nil {
 		return allocnode.Range{}, o.err
@@ -70,9 +59,44 @@ func (c *Client) reserve(ctx context.Context, q call) (allocnode.Range, error) {
 	return o.r, nil
 }
 
+// seatOf finds the seat that a call with this key had before, or puts a new one into the queue.
+func (m *merger) seatOf(c *Client, q *call) (s *seat, gate chan struct{}, err error) {
+	if q.key != "" {
+		if s, gate, err = m.reclaim(c, q); s != nil || err != nil {
+			return s, gate, err
+		}
+		s = &seat{call: *q}
+	} else {
+		s = seats.Get().(*seat)
+		*s = seat{call: *q}
+	}
+	s.since, s.alone = sinceOf(q.key)
+	gate, err = m.enqueue(c, s)
+	return s, gate, err
+}
+
+// await waits at gate, and at those that follow it, until s has its outcome or ctx ends.
+func (c *Client) await(ctx context.Context, s *seat, gate chan struct{}) (o outcome, left bool) {
+	for {
+		if done := ctx.Done(); done == nil {
+			<-gate // costs half of a choice between two
+		} else {
+			select {
+			case <-gate:
+			case <-done:
+				return c.leave(ctx, s), true
+			}
+		}
+		if s.answered.Load() {
+			return s.outcome, false
+		}
+		gate = c.merge.gateOf(s)
+	}
+}
+
 // seats keeps the places of calls that got their outcome the ordinary way. A seat whose caller left is not among them: a
 // flight may still answer it. Nor is one with a key, which may be among the lost ones.
-var seats = sync.Pool{New: func() any { return &seat{ch: make(chan outcome, 1)} }}
+var seats = sync.Pool{New: func() any { return new(seat) }}
 
 // leave is what a caller does whose context has ended. It takes nothing from the others: its place in a request that was
 // sent stays where it is.
@@ -81,14 +105,14 @@ func (c *Client) leave(ctx context.Context, s *seat) outcome {
 	m := &c.merge
 	m.mu.Lock()
 	f := s.flight
-	if f == nil {
+	switch {
+	case s.answered.Load():
+		m.mu.Unlock()
+		return s.outcome
+	case f == nil:
 		m.leftLocked(s)
 		m.mu.Unlock()
-		return s.outcomeOr(&unsentError{cause: why, last: s.last})
-	}
-	if f.landed { // the outcome is on its way
-		m.mu.Unlock()
-		return <-s.ch
+		return outcome{err: &unsentError{cause: why, last: s.last}}
 	}
 	s.left = true
 	f.attached--
@@ -104,27 +128,19 @@ func (c *Client) leave(ctx context.Context, s *seat) outcome {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
+	case s.answered.Load():
+		return s.outcome
 	case s.dropped || last && f.open == 0:
-		return s.outcomeOr(&unsentError{cause: why, last: s.last})
+		return outcome{err: &unsentError{cause: why, last: s.last}}
 	case f.landed:
-		return s.outcomeOr(&UnknownOutcomeError{Key: f.keyOf(s), Err: why})
+		return outcome{err: &UnknownOutcomeError{Key: f.keyOf(s), Err: why}}
 	}
 	var unknown *UnknownOutcomeError
 	if last && errors.As(f.err, &unknown) {
 		why = unknown.Err
 	}
 	m.lost.add(f.keyOf(s), s)
-	return s.outcomeOr(&UnknownOutcomeError{Key: f.keyOf(s), Err: why})
-}
-
-// outcomeOr is the outcome, if it came just now, or err.
-func (s *seat) outcomeOr(err error) outcome {
-	select {
-	case o := <-s.ch:
-		return o
-	default:
-		return outcome{err: err}
-	}
+	return outcome{err: &UnknownOutcomeError{Key: f.keyOf(s), Err: why}}
 }
 
 // keyOf is what names the reservation of s: the key of its item, or its place under the key of the list.

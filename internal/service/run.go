@@ -73,8 +73,9 @@ func (r *run) unsubscribe() error {
 // leave takes back the interest. Once r is idle after it, all that was received is answered.
 func (r *run) leave(ctx context.Context) error {
 	errs := []error{r.unsubscribe()}
-	if r.s.nc.IsReconnecting() {
-		return errors.Join(errs...) // no flush would return, and await will not wait either
+	if r.s.nc.IsReconnecting() { // nothing arrives any more, and no flush would return
+		r.release()
+		return errors.Join(errs...)
 	}
 
 	// The server answers the flush after it has read the end of interest, so by then all that it will ever send lies in
@@ -92,7 +93,7 @@ func (r *run) leave(ctx context.Context) error {
 // nothing arrives then and no answer can be sent, and whoever asked hears from another node, or asks again.
 func (r *run) await(ctx context.Context) error {
 	if r.s.nc.IsReconnecting() {
-		if n := r.pending.Load() - 1; n > 0 {
+		if n := r.pending.Load(); n > 0 {
 			return fmt.Errorf("%d requests cannot be answered: the connection is away", n)
 		}
 		return nil
