@@ -97,7 +97,7 @@ func decodeObject(body []byte, v any, fields, itemFields []string) error {
 func wanted(k reflect.Kind) string {
 	switch k {
 	case reflect.Uint64:
-		return "a whole number from 0 to 18446744073709551615, in digits,"
+		return "a whole number in digits, neither negative nor above 9223372036854775807,"
 	case reflect.String:
 		return "a string"
 	case reflect.Bool:
