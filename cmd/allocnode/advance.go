@@ -19,7 +19,8 @@ func newAdvance() *cobra.Command {
 		Short: "Raise a sequence's high-water mark: no id up to TO is issued any more",
 		Long: `Raise a sequence's high-water mark to at least TO: after an import of ids, or as a floor after a restore.
 
-It never falls: with TO at or below it the command changes nothing, and succeeds. Ids that clients have reserved stay theirs.`,
+It never falls: with TO at or below it the command changes nothing, and succeeds. Ids that clients have reserved stay
+theirs.`,
 		Example: "  allocnode advance orders 5000000",
 		Args:    exactly("SEQUENCE", "TO"),
 		RunE: func(cmd *cobra.Command, args []string) error {

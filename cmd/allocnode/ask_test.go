@@ -120,18 +120,22 @@ func TestCommands(t *testing.T) {
 // With --json each command prints the reply as it came, exact to the last digit, and a refusal as the node would say it.
 func TestCommandsJSON(t *testing.T) {
 	url := startNode(t, nil)
+	const from = `"cluster":"[0-9a-f]{32}"}`
 	for _, tc := range []struct {
 		args string
 		want string // pattern
 		code allocnode.Code
 	}{
 		{"create big --first 9007199254740993 --max 9223372036854775807",
-			`{"sequence":"big","first":9007199254740993,"max":9223372036854775807,"max_count":1000000,"seq":\d+,"cluster":"[0-9a-f]{32}"}`, ""},
-		{"reserve big 2", `{"sequence":"big","start":9007199254740993,"end":9007199254740995,"count":2,"seq":\d+,"cluster":"[0-9a-f]{32}"}`, ""},
+			`{"sequence":"big","first":9007199254740993,"max":9223372036854775807,"max_count":1000000,"seq":\d+,` + from, ""},
+		{"reserve big 2",
+			`{"sequence":"big","start":9007199254740993,"end":9007199254740995,"count":2,"seq":\d+,` + from, ""},
 		{"create far --first 9007199254740993 --max 9223372036854775807", `{.*}`, ""},
 		{"next far", `{"sequence":"far","id":9007199254740993,"cluster":"[0-9a-f]{32}"}`, ""},
-		{"next far --count 3", `{"sequence":"far","count":3,"ranges":\[{"start":9007199254740994,"end":9007199254740997}\],"cluster":"[0-9a-f]{32}"}`, ""},
-		{"advance big 9007199254740999", `{"sequence":"big","old":9007199254740994,"hwm":9007199254740999,"seq":\d+,"cluster":".*"}`, ""},
+		{"next far --count 3",
+			`{"sequence":"far","count":3,"ranges":\[{"start":9007199254740994,"end":9007199254740997}\],` + from, ""},
+		{"advance big 9007199254740999",
+			`{"sequence":"big","old":9007199254740994,"hwm":9007199254740999,"seq":\d+,` + from, ""},
 		{"info big", `{"sequence":"big",.*"hwm":9007199254740999,"remaining":\d+,"halted":false,"seq":\d+,"cluster":".*"}`, ""},
 		{"list", `{"sequences":\[{"sequence":"big",.*}\],"total":2,"seq":\d+,"cluster":".*"}`, ""},
 		{"resume big", `{"sequence":"big","seq":\d+,"cluster":".*"}`, ""},
@@ -219,7 +223,8 @@ func TestNobody(t *testing.T) {
 	}
 }
 
-// A user who may not ask is told so at once, not that nobody answers.
+// A user who may not ask is told so at once, not that nobody answers. Checked: without the error handler it takes the 25 s;
+// without forbiddenError in ask the outcome is called unknown, and a key is named to ask again with.
 func TestNotPermitted(t *testing.T) {
 	conf := filepath.Join(t.TempDir(), "a.conf")
 	text := `listen: "127.0.0.1:-1"
@@ -242,7 +247,8 @@ alloc { account: APP }
 	t.Setenv("NATS_PASSWORD", "pw")
 	begin := time.Now()
 	_, err := command("reserve", "orders", "--user", "reader", "--timeout", "25s")
-	if err == nil || !strings.Contains(err.Error(), "this user may not ask that") || time.Since(begin) > 20*time.Second {
+	if err == nil || !strings.Contains(err.Error(), "this user may not ask that") || time.Since(begin) > 20*time.Second ||
+		errors.Is(err, allocnode.ErrUnknownOutcome) || strings.Contains(err.Error(), "--key") {
 		t.Errorf("after %s: %v", time.Since(begin), err)
 	}
 	if out, err := command("status", "--user", "reader"); err != nil || !strings.Contains(out, "serving") {

@@ -1,11 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"time"
@@ -47,7 +47,8 @@ func newBench() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(
-		newBenchOf("reserve", "Measure reservations through the log", `Each client reserves --batch ids through the log, waits for them, and asks again.
+		newBenchOf("reserve", "Measure reservations through the log",
+			`Each client reserves --batch ids through the log, waits for them, and asks again.
 
 Clients that share a connection are one client of the Go package: their calls are merged into few requests.`,
 			func(c *client.Client, sequence string, batch uint64) draw {
@@ -141,9 +142,8 @@ func (f *benchFlags) bench(
 	ctx, fail := context.WithCancelCause(cmd.Context())
 	defer fail(nil)
 	clients := make([]*client.Client, f.connections)
-	var forbidden failure
 	for i := range clients {
-		nc, err := f.connect(func(err error) { forbidden.set(err); fail(err) })
+		nc, err := f.connect(ctx, fail)
 		if err != nil {
 			return err
 		}
@@ -161,30 +161,35 @@ func (f *benchFlags) bench(
 	}
 	progress := bar{count: f.count, duration: f.duration}
 	if file, ok := cmd.ErrOrStderr().(*os.File); ok && isTerminal(file) {
-		progress.out = file
+		progress.out, progress.columns = file, func() int { return columnsOf(file) }
 	}
 	m, err := r.do(ctx, progress.draw)
 	progress.clear()
 	if err == nil && ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.Canceled) {
 		err = context.Cause(ctx) // not a Ctrl-C
 	}
-	if m.interrupted && m.requests == 0 && err == nil {
+	switch {
+	case err != nil || m.requests > 0:
+	case m.interrupted:
 		err = errNothing
+	default:
+		err = fmt.Errorf("nothing was measured: --duration %s was over before the first request", f.duration)
 	}
 	var retries uint64
 	for _, c := range clients {
 		retries += c.Stats().Retries
 	}
-	out := cmd.OutOrStdout()
+	var text bytes.Buffer
 	if f.json {
-		f.printJSON(out, name, sequence, m, retries, clients[0].Cluster())
+		f.printJSON(&text, name, sequence, m, retries, clients[0].Cluster())
 	} else if m.requests > 0 {
-		f.print(out, name, sequence, m, retries)
+		f.print(&text, name, sequence, m, retries)
 	}
-	return errors.Join(m.verdict(), err) // above all: an id came twice
+	_, unwritten := text.WriteTo(cmd.OutOrStdout())
+	return errors.Join(m.verdict(), err, unwritten) // above all: an id came twice
 }
 
-func (f *benchFlags) print(out io.Writer, name, sequence string, m *measured, retries uint64) {
+func (f *benchFlags) print(out *bytes.Buffer, name, sequence string, m *measured, retries uint64) {
 	fmt.Fprintf(out, "%s %s: %d clients, %d connections, %d ids a request\n", name, sequence, f.clients, f.connections, f.batch)
 	early := ""
 	if m.interrupted {
@@ -208,7 +213,7 @@ func short(d time.Duration) time.Duration {
 	return d.Round(unit)
 }
 
-func (f *benchFlags) printJSON(out io.Writer, name, sequence string, m *measured, retries uint64, cluster string) {
+func (f *benchFlags) printJSON(out *bytes.Buffer, name, sequence string, m *measured, retries uint64, cluster string) {
 	us := func(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 	l := &m.latencies
 	b, err := json.Marshal(struct {

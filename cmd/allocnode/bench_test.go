@@ -25,7 +25,8 @@ func TestBench(t *testing.T) {
 			`reserve bench: 8 clients, 8 connections, 1 ids a request\n300 ` + rest + `300 ids, none twice\n`},
 		{"bench next orders --count 300 --clients 8 --connections 1 --batch 7",
 			`next orders: 8 clients, 1 connections, 7 ids a request\n300 ` + rest + `2100 ids, none twice\n`},
-		{"bench reserve orders --duration 100ms --batch 1000", `reserve orders: 1 clients, .*\n\d+ ` + rest + `\d+000 ids, none twice\n`},
+		{"bench reserve orders --duration 100ms --batch 1000",
+			`reserve orders: 1 clients, .*\n\d+ ` + rest + `\d+000 ids, none twice\n`},
 	} {
 		out, err := command(append(strings.Fields(tc.args), "--server", url)...)
 		if err != nil || !regexp.MustCompile("^"+tc.want+"$").MatchString(out) {
@@ -50,7 +51,8 @@ func TestBenchEndsEarly(t *testing.T) {
 	}
 	// The first client that finds it exhausted ends the others, whose last answer may not be counted.
 	out, err := command("bench", "reserve", "tiny", "--clients", "3", "--server", url)
-	if !errors.Is(err, allocnode.ErrExhausted) || !regexp.MustCompile(`(?s)\n(98|99|100) requests in .*\n(98|99|100) ids, none twice`).MatchString(out) {
+	want := regexp.MustCompile(`(?s)\n(98|99|100) requests in .*\n(98|99|100) ids, none twice`)
+	if !errors.Is(err, allocnode.ErrExhausted) || !want.MatchString(out) {
 		t.Errorf("exhausted: %q, %v", out, err)
 	}
 
@@ -108,7 +110,8 @@ func TestBenchFindsDuplicates(t *testing.T) {
 func TestBenchShortAnswer(t *testing.T) {
 	d := func(context.Context) ([]allocnode.Range, error) { return []allocnode.Range{{Start: 1, End: 3}}, nil }
 	r := trial{draws: []draw{d}, batch: 3, count: 10, duration: time.Minute, timeout: time.Minute}
-	if _, err := r.do(context.Background(), func(uint64, time.Duration) {}); err == nil || !strings.Contains(err.Error(), "2 came") {
+	_, err := r.do(context.Background(), func(uint64, time.Duration) {})
+	if err == nil || !strings.Contains(err.Error(), "2 came") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -190,5 +193,43 @@ func TestBar(t *testing.T) {
 	if s := out.String(); !strings.HasPrefix(s, "\r["+strings.Repeat("=", 30)+"] 100%  2 requests, 0/s ") ||
 		!strings.HasSuffix(s, " \r") {
 		t.Errorf("%q", s)
+	}
+}
+
+// Nothing that the bar writes reaches the last column, on whatever terminal, and as it is made narrower. Checked: with room
+// that does not ask for the columns, it does.
+func TestBarFitsTheTerminal(t *testing.T) {
+	var out bytes.Buffer
+	columns := 0
+	b := bar{out: &out, columns: func() int { return columns }, count: 1 << 40, duration: time.Hour}
+	for _, columns = range []int{200, 80, 61, 60, 59, 40, 30, 20, 5, 1, 0} {
+		b.draw(1<<39, time.Minute)
+		line := strings.Trim(out.String(), "\r")
+		if len(line) > max(columns-1, 0) {
+			t.Errorf("%d columns: %q", columns, line)
+		}
+		if bar := strings.Contains(line, "[="); bar != (columns > 55) {
+			t.Errorf("%d columns: a bar %v in %q", columns, bar, line)
+		}
+		out.Reset()
+	}
+	columns = 50
+	b.draw(1, time.Minute)
+	columns = 10
+	out.Reset()
+	b.clear()
+	if want := "\r" + strings.Repeat(" ", 9) + "\r"; out.String() != want {
+		t.Errorf("cleared with %q", out.String())
+	}
+}
+
+// A bench that was over before it began has measured nothing, and says so.
+func TestBenchOfNothing(t *testing.T) {
+	url := startNode(t, nil)
+	for _, format := range []string{"--json=false", "--json"} {
+		out, err := command("bench", "next", "--duration", "1ns", format, "--server", url)
+		if err == nil || !strings.Contains(err.Error(), "nothing was measured: --duration 1ns was over") {
+			t.Errorf("%s: %q, %v", format, out, err)
+		}
 	}
 }

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/term"
 
 	"github.com/allocnode/allocnode"
 )
@@ -129,29 +132,56 @@ func (m *measured) verdict() error {
 
 // bar draws how far a bench has come: over itself on a terminal, not at all elsewhere.
 type bar struct {
-	out      io.Writer // nil: nowhere
+	out      io.Writer  // nil: nowhere
+	columns  func() int // of the terminal, now; nil: usualColumns
 	count    uint64
 	duration time.Duration
 	width    int // of what stands on the line
+}
+
+const (
+	usualColumns = 60 // of a terminal that does not tell
+	mostCells    = 30
+	leastCells   = 5 // fewer show nothing
+)
+
+// columnsOf is the width of the terminal file, as it is now.
+func columnsOf(file *os.File) int {
+	columns, _, err := term.GetSize(int(file.Fd()))
+	if err != nil || columns <= 0 {
+		return usualColumns
+	}
+	return columns
+}
+
+// room is how much fits on the line. The last column stays free: some terminals go on to the next line at it.
+func (b *bar) room() int {
+	if b.columns == nil {
+		return usualColumns - 1
+	}
+	return max(b.columns()-1, 0)
 }
 
 func (b *bar) draw(done uint64, took time.Duration) {
 	if b.out == nil {
 		return
 	}
-	const cells = 30
+	room := b.room()
 	// Whichever comes first ends it.
 	share := min(max(float64(done)/float64(b.count), took.Seconds()/b.duration.Seconds()), 1)
-	full := int(share * cells)
-	line := fmt.Sprintf("[%s%s] %3.0f%%  %d requests, %.0f/s", strings.Repeat("=", full), strings.Repeat(" ", cells-full),
-		100*share, done, float64(done)/max(took.Seconds(), 1e-9))
-	fmt.Fprintf(b.out, "\r%-*s", b.width, line)
+	line := fmt.Sprintf("%3.0f%%  %d requests, %.0f/s", 100*share, done, float64(done)/max(took.Seconds(), 1e-9))
+	if cells := min(mostCells, room-len(line)-len("[] ")); cells >= leastCells {
+		full := int(share * float64(cells))
+		line = fmt.Sprintf("[%s%s] %s", strings.Repeat("=", full), strings.Repeat(" ", cells-full), line)
+	}
+	line = line[:min(len(line), room)]
+	fmt.Fprintf(b.out, "\r%-*s", min(b.width, room), line)
 	b.width = len(line)
 }
 
 func (b *bar) clear() {
 	if b.out != nil && b.width > 0 {
-		fmt.Fprintf(b.out, "\r%*s\r", b.width, "")
+		fmt.Fprintf(b.out, "\r%*s\r", min(b.width, b.room()), "")
 	}
 }
 

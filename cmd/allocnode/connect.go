@@ -8,7 +8,9 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -27,6 +29,7 @@ type connFlags struct {
 	user     string
 	password string
 	context  string
+	inbox    string
 	prefix   string
 	timeout  time.Duration
 	json     bool
@@ -34,11 +37,15 @@ type connFlags struct {
 
 func (f *connFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
-	fs.StringVarP(&f.server, "server", "s", "", "`URL`s of the servers, joined by commas (default $NATS_URL, or "+nats.DefaultURL+")")
+	fs.StringVarP(&f.server, "server", "s", "",
+		"`URL`s of the servers, joined by commas (default $NATS_URL, or "+nats.DefaultURL+")")
 	fs.StringVar(&f.creds, "creds", "", "`FILE` with the user's credentials (default $NATS_CREDS)")
 	fs.StringVar(&f.user, "user", "", "`NAME` of the user (default $NATS_USER)")
-	fs.StringVar(&f.password, "password", "", "`PASSWORD` of the user (default $NATS_PASSWORD, which other users of the machine cannot see)")
+	fs.StringVar(&f.password, "password", "",
+		"`PASSWORD` of the user (default $NATS_PASSWORD, which other users of the machine cannot see)")
 	fs.StringVar(&f.context, "context", "", "`NAME` of a context of the nats command line, instead of the flags above")
+	fs.StringVar(&f.inbox, "inbox-prefix", "",
+		"`SUBJECT` below which this user may listen for answers (default _INBOX, or the context's)")
 	fs.StringVar(&f.prefix, "prefix", "alloc", "`SUBJECT` that the cluster's subjects begin with")
 	fs.DurationVar(&f.timeout, "timeout", 5*time.Second, "how long to wait for the answer in all, connecting included")
 	fs.BoolVar(&f.json, "json", false, "print the reply as JSON")
@@ -50,6 +57,8 @@ func (f *connFlags) check() error {
 		return fmt.Errorf("--timeout %s: want more than 0, such as 5s", f.timeout)
 	case allocnode.CheckName(f.prefix) != nil:
 		return fmt.Errorf("--prefix %q: want subject tokens of letters, digits, '_' and '-' joined by dots", f.prefix)
+	case strings.ContainsAny(f.inbox, "*> \t\r\n") || slices.Contains(strings.Split(f.inbox, "."), "") && f.inbox != "":
+		return fmt.Errorf("--inbox-prefix %q: want subject tokens without wildcards, such as _INBOX.app", f.inbox)
 	case f.context != "" && f.server+f.creds+f.user+f.password != "":
 		return errors.New("--context says which servers and which user: leave --server, --creds, --user and --password out")
 	case f.creds != "" && f.user != "":
@@ -60,25 +69,55 @@ func (f *connFlags) check() error {
 	return nil
 }
 
-// connect connects as the flags say, and where they are silent, as the environment of the nats command line does.
-func (f *connFlags) connect(fail func(error)) (*nats.Conn, error) {
+// connect connects as the flags say, and where they are silent, as the environment of the nats command line does. It ends
+// with ctx. fail is called, at any time until the connection is closed, when the server forbids what was asked.
+func (f *connFlags) connect(ctx context.Context, fail func(error)) (*nats.Conn, error) {
+	ctx, stop := context.WithTimeoutCause(ctx, f.timeout, f.overdue())
+	defer stop()
 	opts := []nats.Option{
 		nats.Name("allocnode command line"), nats.Timeout(f.timeout),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 			// The server says nothing to the request itself: without this it would look as if no node answered.
 			if errors.Is(err, nats.ErrPermissionViolation) {
-				fail(fmt.Errorf("%w: this user may not ask that", err))
+				fail(&forbiddenError{err})
 			}
 		}),
 	}
-	if f.context != "" {
-		nc, _, err := natscontext.Connect(f.context, opts...)
-		if err != nil {
-			return nil, fmt.Errorf("connect with the context %s: %w: nats context ls lists them, nats context edit changes one",
-				f.context, err)
-		}
-		return nc, nil
+	if f.inbox != "" {
+		opts = append(opts, nats.CustomInboxPrefix(f.inbox))
 	}
+	dial := func() (*nats.Conn, error) {
+		nc, _, err := natscontext.Connect(f.context, opts...)
+		return nc, err
+	}
+	where := "with the context " + f.context
+	if f.context == "" {
+		var url string
+		var err error
+		if url, opts, err = f.login(opts); err != nil {
+			return nil, err
+		}
+		dial = func() (*nats.Conn, error) { return nats.Connect(url, opts...) }
+		where = "to " + url
+	}
+	nc, err := during(ctx, dial)
+	if err != nil {
+		return nil, fmt.Errorf("connect %s: %w", where, f.hinted(err))
+	}
+	if err := f.mayListen(ctx, nc); err != nil {
+		nc.Close()
+		return nil, err
+	}
+	return nc, nil
+}
+
+// overdue is the error of a command that has used up its time.
+func (f *connFlags) overdue() error {
+	return fmt.Errorf("%w after --timeout %s", context.DeadlineExceeded, f.timeout)
+}
+
+// login says where to connect, and adds as whom to opts.
+func (f *connFlags) login(opts []nats.Option) (url string, _ []nats.Option, _ error) {
 	or := func(flag, env string) string {
 		if flag != "" || f.creds+f.user != "" && env != "NATS_PASSWORD" && env != "NATS_URL" {
 			return flag
@@ -88,33 +127,86 @@ func (f *connFlags) connect(fail func(error)) (*nats.Conn, error) {
 	creds, user := or(f.creds, "NATS_CREDS"), or(f.user, "NATS_USER")
 	switch {
 	case creds != "":
+		if err := checkCreds(creds); err != nil {
+			return "", nil, err
+		}
 		opts = append(opts, nats.UserCredentials(creds))
 	case user != "":
 		opts = append(opts, nats.UserInfo(user, or(f.password, "NATS_PASSWORD")))
 	}
-	url := or(f.server, "NATS_URL")
-	if url == "" {
+	if url = or(f.server, "NATS_URL"); url == "" {
 		url = nats.DefaultURL
 	}
-	nc, err := nats.Connect(url, opts...)
-	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w: is a node up there? --server or $NATS_URL names another, "+
-			"--creds, --user or --context the user", url, err)
-	}
-	return nc, nil
+	return url, opts, nil
 }
 
+// during is dial, or the end of ctx if that comes first: nats.go looks names up and shakes hands without a context. What
+// comes of it afterwards is closed.
+func during(ctx context.Context, dial func() (*nats.Conn, error)) (*nats.Conn, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	type dialled struct {
+		nc  *nats.Conn
+		err error
+	}
+	done := make(chan dialled)
+	go func() {
+		nc, err := dial()
+		select {
+		case done <- dialled{nc, err}:
+		case <-ctx.Done():
+			if nc != nil {
+				nc.Close()
+			}
+		}
+	}()
+	select {
+	case d := <-done:
+		return d.nc, d.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// mayListen asks the server whether answers can come in. A request that is sent without that is carried out, and what it
+// got is lost: the ids of a reservation would be a gap.
+func (f *connFlags) mayListen(ctx context.Context, nc *nats.Conn) error {
+	sub, err := nc.SubscribeSync(nc.NewInbox() + ".*.*") // as client does
+	if err == nil {
+		err = nc.FlushWithContext(ctx)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		return fmt.Errorf("listen for answers: %w", err)
+	}
+	// The server refuses before it answers the flush.
+	if err := nc.LastError(); errors.Is(err, nats.ErrPermissionViolation) {
+		return fmt.Errorf("%w: nothing was asked: this user may listen for answers elsewhere, "+
+			"and --inbox-prefix SUBJECT says where, such as _INBOX.app", err)
+	}
+	return sub.Unsubscribe()
+}
+
+// forbiddenError is the server's word that the user may not do what was asked.
+type forbiddenError struct{ err error }
+
+func (e *forbiddenError) Error() string { return fmt.Sprintf("%v: this user may not ask that", e.err) }
+
+func (e *forbiddenError) Unwrap() error { return e.err }
+
 // ask connects, lets fn ask, and disconnects. What fn prints goes to out.
-func (f *connFlags) ask(cmd *cobra.Command, fn func(ctx context.Context, c *client.Client, out io.Writer) error) (err error) {
+func (f *connFlags) ask(cmd *cobra.Command, fn func(ctx context.Context, c *client.Client, out io.Writer) error) error {
 	if err := f.check(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(cmd.Context())
 	defer cancel(nil)
-	ctx, stop := context.WithTimeoutCause(ctx, f.timeout, fmt.Errorf("%w after --timeout %s", context.DeadlineExceeded,
-		f.timeout))
+	ctx, stop := context.WithTimeoutCause(ctx, f.timeout, f.overdue())
 	defer stop()
-	nc, err := f.connect(cancel)
+	nc, err := f.connect(ctx, cancel)
 	if err != nil {
 		return err
 	}
@@ -124,7 +216,12 @@ func (f *connFlags) ask(cmd *cobra.Command, fn func(ctx context.Context, c *clie
 		return err
 	}
 	defer c.Close()
-	if err = fn(ctx, c, cmd.OutOrStdout()); err != nil && f.json {
+	err = fn(ctx, c, cmd.OutOrStdout())
+	// The client cannot know what became of a request whose context ended. The server said it: it was not passed on.
+	if forbidden := (*forbiddenError)(nil); err != nil && errors.As(context.Cause(ctx), &forbidden) {
+		return forbidden
+	}
+	if err != nil && f.json {
 		f.printError(cmd.OutOrStdout(), c, err)
 	}
 	return err

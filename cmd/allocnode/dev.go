@@ -10,9 +10,11 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -61,7 +63,13 @@ func (f *devFlags) run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	logger, err := f.log.logger(keepForDev)
+	// A reader that has gone ends dev in order, so that it leaves nothing behind: by default the signal would kill it.
+	signal.Ignore(syscall.SIGPIPE)
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	lost := func(err error) { end(&lostOutputError{err}) }
+	out = &output{w: out, lost: lost}
+	logger, err := f.log.loggerTo(&output{w: os.Stderr, lost: lost}, isTerminal(os.Stderr), keepForDev)
 	if err != nil {
 		return err
 	}
@@ -94,11 +102,23 @@ func (f *devFlags) run(ctx context.Context, out io.Writer) error {
 		hints(out, nodes[0].ClientURL(), prefix)
 		return nil
 	})
+	if unwritten := (*lostOutputError)(nil); err == nil && errors.As(context.Cause(ctx), &unwritten) {
+		return unwritten
+	}
 	if err == nil {
 		fmt.Fprintf(out, "stopped; data in %s, %s\n", f.data, strings.TrimSuffix(note, " at the end"))
 	}
 	return err
 }
+
+// lostOutputError ends dev: nobody reads what it prints.
+type lostOutputError struct{ err error }
+
+func (e *lostOutputError) Error() string {
+	return fmt.Sprintf("stopped, since nobody reads the output: %v", e.err)
+}
+
+func (e *lostOutputError) Unwrap() error { return e.err }
 
 // reservation reads --try.
 func (f *devFlags) reservation() (sequence string, count uint64, err error) {
@@ -180,7 +200,8 @@ func (f *devFlags) sameNodes(names []string) error {
 	if same {
 		return nil
 	}
-	return fmt.Errorf("--data %s holds the nodes %s, not %s: give --nodes and --name as at its first start, or another directory",
+	return fmt.Errorf(
+		"--data %s holds the nodes %s, not %s: give --nodes and --name as at its first start, or another directory",
 		f.data, strings.Join(found, ", "), strings.Join(names, ", "))
 }
 

@@ -22,7 +22,9 @@ func TestReservation(t *testing.T) {
 	if sequence, _, err := f.reservation(); err != nil || sequence != "" {
 		t.Errorf("nothing to try: %q %v", sequence, err)
 	}
-	for _, bad := range []string{"orders", "orders:", ":5", "orders:0", "orders:-1", "orders:1000001", "or ders:5", "orders:5:6"} {
+	for _, bad := range []string{
+		"orders", "orders:", ":5", "orders:0", "orders:-1", "orders:1000001", "or ders:5", "orders:5:6",
+	} {
 		f.try = bad
 		if _, _, err := f.reservation(); err == nil || !strings.Contains(err.Error(), "SEQUENCE:COUNT") {
 			t.Errorf("%q: %v", bad, err)

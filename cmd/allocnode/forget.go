@@ -25,7 +25,8 @@ Only when that catalog is lost for good: it may remember what no other node does
 		Args:    exactly("NODE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if strings.Contains(args[0], ".") || len(args[0]) > wire.MaxNodeLen || allocnode.CheckName(args[0]) != nil {
-				return fmt.Errorf("NODE %q: want 1 to %d letters, digits, '_' and '-': allocnode status lists the nodes", args[0], wire.MaxNodeLen)
+				return fmt.Errorf("NODE %q: want 1 to %d letters, digits, '_' and '-': allocnode status lists the nodes",
+					args[0], wire.MaxNodeLen)
 			}
 			return f.ask(cmd, func(ctx context.Context, c *client.Client, out io.Writer) error {
 				seq, err := c.Forget(ctx, args[0])

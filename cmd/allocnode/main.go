@@ -4,6 +4,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"slices"
@@ -27,9 +28,31 @@ func main() {
 
 // run is main without the process: args are the command line's, after the program's name.
 func run(ctx context.Context, args []string) error {
-	root := newRoot()
+	root, out := newRoot(), &output{w: os.Stdout}
 	root.SetArgs(args)
-	return root.ExecuteContext(ctx)
+	root.SetOut(out)
+	err := root.ExecuteContext(ctx)
+	if err == nil { // cobra does not look whether help was written
+		err = out.err
+	}
+	return err
+}
+
+// output is where a command prints. It remembers that a write failed, so that no command ends well whose words are lost.
+type output struct {
+	w    io.Writer
+	lost func(error) // called with the first error; may be nil
+	err  error       // of the first write that failed
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.w.Write(p)
+	if err != nil && o.err == nil {
+		if o.err = err; o.lost != nil {
+			o.lost(err)
+		}
+	}
+	return n, err
 }
 
 // lines is what to print of err: a line for each thing that is wrong, which says how to mend it. One that stands within
@@ -58,7 +81,23 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w: %s --help lists the flags", err, cmd.CommandPath())
 	})
+	root.SetHelpCommand(newHelp(root))
 	root.AddCommand(newServe(), newInit(), newDev(), newReserve(), newNext(), newCreate(), newAdvance(), newInfo(), newList(),
 		newStatus(), newForget(), newResume(), newBench(), newVersion())
 	return root
+}
+
+// newHelp is cobra's help, for which a topic that does not exist is an error.
+func newHelp(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Show the help of a command",
+		RunE: func(_ *cobra.Command, args []string) error {
+			topic, rest, err := root.Find(args)
+			if err != nil || len(rest) > 0 {
+				return fmt.Errorf("no help on %q: allocnode --help lists the commands", strings.Join(args, " "))
+			}
+			return topic.Help()
+		},
+	}
 }

@@ -20,8 +20,8 @@ func newNext() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "next SEQUENCE",
 		Short: "Take ids from a node's own batch",
-		Long: `Take single ids of a sequence from the batch that a node holds: quicker than reserve, since the log is not asked each
-time. They are nobody else's from then on. They have no order between nodes, and may come in several ranges.
+		Long: `Take single ids of a sequence from the batch that a node holds: quicker than reserve, since the log is not asked
+each time. They are nobody else's from then on. They have no order between nodes, and may come in several ranges.
 
 The command has no key: one that ended without an answer may have taken ids, and they become a gap. Repeat it.`,
 		Example: "  allocnode next orders\n  allocnode next orders --count 10 --json",

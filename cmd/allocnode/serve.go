@@ -112,7 +112,8 @@ In a cluster, each node has a file with nats-server's cluster block and alloc { 
 			return serve(cmd.Context(), cfg)
 		},
 	}
-	f.add(cmd, "client `HOST:PORT`; :0 picks a free port and logs it (default 127.0.0.1:4222, or the file's)", "`NAME` of the node")
+	f.add(cmd, "client `HOST:PORT`; :0 picks a free port and logs it (default 127.0.0.1:4222, or the file's)",
+		"`NAME` of the node")
 	return cmd
 }
 

@@ -18,7 +18,8 @@ func newVersion() *cobra.Command {
 		Short: "Print the version, and that of the embedded nats-server",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "allocnode %s%s, nats-server %s, %s\n", version, revision(), server.VERSION, runtime.Version())
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "allocnode %s%s, nats-server %s, %s\n", version, revision(),
+				server.VERSION, runtime.Version())
 			return err
 		},
 	}
