@@ -13,10 +13,14 @@ import java.util.regex.Pattern;
  * has a JSON library reads the answers with it; the patterns here do because these answers have no nested or escaped values
  * where they look.
  *
- * <pre>java Example.java HOST:PORT[,HOST:PORT...] SEQUENCE COUNT [KEY]</pre>
+ * <pre>java Example.java HOST:PORT[,HOST:PORT...] SEQUENCE COUNT [BODY]</pre>
+ *
+ * It prints each request's body before it sends it: a program stores it there. With BODY, one that was stored, it sends
+ * that first: it is answered with the range that it was given, if it was given one.
  */
 public class Example {
-    record Range(long start, long end) {} // half-open; every id fits a long
+    /** Every id fits a long. The end of a range that holds 2^63-1 would not: it is start and count that are kept. */
+    record Range(long start, long count) {}
 
     static final Set<String> AGAIN = Set.of("unavailable", "fenced", "unknown_outcome"); // every other code is final
 
@@ -28,22 +32,35 @@ public class Example {
         this.servers = servers;
     }
 
-    Range reserve(String sequence, long count, String key, long withinMillis) throws Exception {
-        // The same bytes at each try.
-        String body = String.format("{\"count\":%d,\"key\":\"%s\",\"ids\":\"string\",\"since\":%d}", count, key, seen);
+    /** The body of a new reservation. Store it before the first send, and send that again after a crash. */
+    String prepare(long count) throws Exception {
+        if (seen == 0) { // since 0 is none: then a key that the cluster has forgotten would be taken for a new one
+            ask("alloc.list", "{\"limit\":1}", "sequences", 60_000);
+        }
+        return String.format("{\"count\":%d,\"key\":\"%s\",\"ids\":\"string\",\"since\":%d}", count, newKey(), seen);
+    }
+
+    /** The range of a body that prepare has made, in this process or in one before. */
+    Range reserve(String sequence, String body) throws Exception {
+        String answer = ask("alloc.reserve." + sequence, body, "start", 60_000);
+        return new Range(Long.parseLong(field(answer, "start")), Long.parseLong(field(answer, "count")));
+    }
+
+    /** The answer that has the field wanted. */
+    String ask(String subject, String body, String wanted, long withinMillis) throws Exception {
         long deadline = System.nanoTime() + withinMillis * 1_000_000;
         String last = "";
         for (int attempt = 0; ; attempt++) {
             try {
-                String answer = ask(servers[attempt % servers.length], "alloc.reserve." + sequence, body);
+                String answer = sendOnce(servers[attempt % servers.length], subject, body, wanted); // the same bytes
                 String from = field(answer, "cluster");
                 if (cluster != null && from != null && !from.equals(cluster)) {
                     throw new IllegalStateException("another cluster answers: " + answer);
                 }
                 cluster = from != null ? from : cluster;
-                if (field(answer, "start") != null) {
+                if (field(answer, wanted) != null) {
                     seen = Math.max(seen, Long.parseLong(field(answer, "seq")));
-                    return new Range(Long.parseLong(field(answer, "start")), Long.parseLong(field(answer, "end")));
+                    return answer;
                 }
                 last = answer;
                 if (!AGAIN.contains(field(answer, "code"))) {
@@ -53,15 +70,15 @@ public class Example {
                 last = e.toString();
             }
             if (System.nanoTime() - deadline > 0) {
-                throw new IOException("it may have happened; ask again with the key " + key + ": " + last);
+                throw new IOException("it may have happened; ask again with " + body + ": " + last);
             }
             double most = Math.min(50 * Math.pow(2, attempt), 2000);
             Thread.sleep((long) (most * ThreadLocalRandom.current().nextDouble(0.5, 1)));
         }
     }
 
-    /** Sends one try and returns its answer. What has neither start nor error is a captured subject's, and passed over. */
-    static String ask(String server, String subject, String body) throws IOException {
+    /** Sends one try and returns its answer. What has neither wanted nor error is a captured subject's, and passed over. */
+    static String sendOnce(String server, String subject, String body, String wanted) throws IOException {
         int colon = server.lastIndexOf(':');
         try (Socket conn = new Socket(server.substring(0, colon), Integer.parseInt(server.substring(colon + 1)))) {
             conn.setSoTimeout(5000);
@@ -84,7 +101,7 @@ public class Example {
                         if (answer.isEmpty()) {
                             throw new IOException("no node serves"); // the server says so: status 503, no body
                         }
-                        if (field(answer, "start") != null || answer.startsWith("{\"error\":")) {
+                        if (field(answer, wanted) != null || answer.startsWith("{\"error\":")) {
                             return answer;
                         }
                     }
@@ -119,10 +136,15 @@ public class Example {
 
     public static void main(String[] args) throws Exception {
         Example allocnode = new Example(args[0].split(","));
-        String given = args.length > 3 ? args[3] : newKey();
-        for (String key : new String[] {given, newKey()}) { // one with the key that was given, one with a new one
-            Range r = allocnode.reserve(args[1], Long.parseLong(args[2]), key, 60_000);
-            System.out.printf("%s: %d to %d%n", args[1], r.start(), r.end() - 1);
+        String stored = args.length > 3 ? args[3] : null;
+        for (boolean more = stored == null; ; more = true) { // what was stored, then one more
+            String body = more ? allocnode.prepare(Long.parseLong(args[2])) : stored;
+            System.out.println(args[1] + ": sending " + body);
+            Range r = allocnode.reserve(args[1], body);
+            System.out.printf("%s: %d to %d%n", args[1], r.start(), r.start() + r.count() - 1);
+            if (more) {
+                return;
+            }
         }
     }
 }

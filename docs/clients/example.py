@@ -1,6 +1,9 @@
 """Reserves ids from allocnode with the standard library alone: the NATS protocol over a socket, without TLS or passwords.
 
-    example.py HOST:PORT[,HOST:PORT...] SEQUENCE COUNT [KEY]
+    example.py HOST:PORT[,HOST:PORT...] SEQUENCE COUNT [BODY]
+
+It prints each request's body before it sends it: a program stores it there. With BODY, one that was stored, it sends that
+first: it is answered with the range that it was given, if it was given one.
 """
 import itertools, json, random, secrets, socket, sys, time
 
@@ -19,7 +22,8 @@ class Allocnode:
         with socket.create_connection((host, int(port)), 5) as conn, conn.makefile("rb") as stream:
             inbox = "_INBOX." + secrets.token_hex(16)
             hello = json.dumps({"verbose": False, "headers": True, "no_responders": True, "name": "example.py"})
-            conn.sendall(f"CONNECT {hello}\r\nSUB {inbox} 1\r\nPUB {subject} {inbox} {len(body)}\r\n".encode() + body + b"\r\n")
+            publish = f"PUB {subject} {inbox} {len(body)}\r\n".encode() + body + b"\r\n"
+            conn.sendall(f"CONNECT {hello}\r\nSUB {inbox} 1\r\n".encode() + publish)
             while line := stream.readline():
                 verb, *args = line.split()
                 if verb == b"PING":
@@ -32,22 +36,21 @@ class Allocnode:
                         raise ConnectionError("no node serves")  # the server says so: status 503, no body
                     yield payload
 
-    def reserve(self, sequence, count, key=None, within=60):
-        """Returns the range [start, end). Raises TimeoutError when nothing is known: the same key asks again."""
-        request = {"count": count, "key": key or secrets.token_hex(16), "ids": "string", "since": self.seen}
-        body, deadline, last = json.dumps(request).encode(), time.monotonic() + within, None  # the same bytes at each try
+    def ask(self, subject, text, wanted, within=60):
+        """Returns the answer that has the field wanted. Raises TimeoutError when nothing is known."""
+        body, deadline, last = text.encode(), time.monotonic() + within, None  # the same bytes at each try
         for attempt in itertools.count():
             try:
-                for raw in self.answers(self.servers[attempt % len(self.servers)], "alloc.reserve." + sequence, body):
+                for raw in self.answers(self.servers[attempt % len(self.servers)], subject, body):
                     answer = json.loads(raw)
-                    if "start" not in answer and "error" not in answer:
+                    if wanted not in answer and "error" not in answer:
                         continue  # a stream that captured the subject: no answer
                     if self.cluster and answer.get("cluster", self.cluster) != self.cluster:
                         raise RuntimeError(f"another cluster answers: {raw}")
                     self.cluster = answer.get("cluster", self.cluster)
-                    if "start" in answer:
+                    if wanted in answer:
                         self.seen = max(self.seen, answer["seq"])
-                        return int(answer["start"]), int(answer["end"])
+                        return answer
                     last = answer["error"]
                     if last["code"] not in AGAIN:
                         raise RuntimeError(f"{last['code']}: {last['message']}")
@@ -55,11 +58,25 @@ class Allocnode:
             except (OSError, ValueError) as e:  # not connected, no answer in time, not JSON
                 last = e
             if time.monotonic() > deadline:
-                raise TimeoutError(f"it may have happened; ask again with the key {request['key']}: {last}")
+                raise TimeoutError(f"it may have happened; ask again with {text}: {last}")
             time.sleep(random.uniform(0.5, 1) * min(0.05 * 2**attempt, 2))
 
+    def prepare(self, count):
+        """Returns the body of a new reservation. Store it before the first send, and send that again after a crash."""
+        if not self.seen:  # since 0 is none: then a key that the cluster has forgotten would be taken for a new one
+            self.ask("alloc.list", '{"limit":1}', "sequences")
+        return json.dumps({"count": count, "key": secrets.token_hex(16), "ids": "string", "since": self.seen})
 
-allocnode = Allocnode(sys.argv[1].split(","))
-for key in [sys.argv[4] if len(sys.argv) > 4 else None, None]:  # one with the key that was given, one with a new one
-    start, end = allocnode.reserve(sys.argv[2], int(sys.argv[3]), key)
-    print(f"{sys.argv[2]}: {start} to {end - 1}")
+    def reserve(self, sequence, body):
+        """Returns the range [start, end) of a body that prepare has made, in this process or in one before."""
+        answer = self.ask("alloc.reserve." + sequence, body, "start")
+        return int(answer["start"]), int(answer["end"])
+
+
+servers, sequence, count, *stored = sys.argv[1:]
+allocnode = Allocnode(servers.split(","))
+for body in stored + [None]:  # what was stored, then one more
+    body = body or allocnode.prepare(int(count))
+    print(f"{sequence}: sending {body}", flush=True)
+    start, end = allocnode.reserve(sequence, body)
+    print(f"{sequence}: {start} to {end - 1}")

@@ -22,7 +22,7 @@ func userCommand(t *testing.T, url, user, args string) (stdout, stderr string, s
 // TestDocumentedUsers is every client command as the users of docs/OPERATIONS.md, on a system of nats-servers of its own:
 // what each may do it can do, with its inbox prefix; what it may not, and what it asks without the prefix, is refused at
 // once, and nothing has happened. Checked: without "alloc.advance.>" for the operator its advance is refused; without
-// mayListen in cmd/allocnode the command without the prefix has used up an id; with "alloc.create.>" for app its create is done.
+// mayListen in cmd/allocnode the advance with another's prefix is carried out; with "alloc.create.>" for app its create is.
 func TestDocumentedUsers(t *testing.T) {
 	for k, v := range secrets {
 		t.Setenv(k, v)

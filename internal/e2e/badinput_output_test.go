@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestFullOutput wants every command to fail when what it prints is lost. Checked: with run not looking at what it prints to,
-// help and completion end well, and so does bench when it does not look at its own writes either.
+// TestFullOutput wants every command to fail when what it prints is lost. Checked: with run not looking at what its commands
+// print to, help ends well.
 func TestFullOutput(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -47,7 +48,8 @@ func (f *foreign) install(t *testing.T, dir string) string {
 	if strings.HasSuffix(f.program, ".mjs") {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		cmd := exec.CommandContext(ctx, "npm", "install", "--prefix", dir, "--no-audit", "--no-fund", "--no-package-lock", npmPackage)
+		cmd := exec.CommandContext(ctx, "npm", "install", "--prefix", dir, "--no-audit", "--no-fund", "--no-package-lock",
+			npmPackage)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("npm install: %v\n%s", err, out)
 		}
@@ -70,6 +72,28 @@ func (f *foreign) run(t *testing.T, path string, args ...string) string {
 	return out.String()
 }
 
+// reserve has the program reserve: what was stored, if args has it, and once more. It wants each range to be the next of
+// ranges, and returns the body that the program printed before the last.
+func (f *foreign) reserve(t *testing.T, path, sequence string, ranges []string, servers string, args ...string) (body string) {
+	t.Helper()
+	out := f.run(t, path, append([]string{servers, sequence}, args...)...)
+	var pattern strings.Builder
+	for _, r := range ranges {
+		fmt.Fprintf(&pattern, "%[1]s: sending ({.*})\n%[1]s: %[2]s\n", regexp.QuoteMeta(sequence), r)
+	}
+	got := regexp.MustCompile("^" + pattern.String() + "$").FindStringSubmatch(out)
+	if got == nil {
+		t.Fatalf("%q printed %q, want the ranges %q", args, out, ranges)
+	}
+	if len(args) > 1 && got[1] != args[1] {
+		t.Errorf("was given %s, and sends %s", args[1], got[1])
+	}
+	return got[len(got)-1]
+}
+
+// storedBody is one that a program had stored before it crashed.
+const storedBody = `{"count":10,"key":"key-2","ids":"string","since":3}`
+
 // TestForeignClients runs the examples of docs/CLIENTS.md against a node, with ids that only 64 bits hold, and against one
 // that is out of luck in every way that the rules there speak of.
 func TestForeignClients(t *testing.T) {
@@ -86,19 +110,17 @@ func TestForeignClients(t *testing.T) {
 			if a := ask(t, nc, "alloc.create."+sequence, `{"first":9007199254740993,"max":9223372036854775807}`); a.Error != nil {
 				t.Fatalf("create: %+v", a)
 			}
-			first := sequence + ": 9007199254740993 to 9007199254741002\n"
-			want := first + sequence + ": 9007199254741003 to 9007199254741012\n"
-			if got := f.run(t, path, listen, sequence, "10", "key-1"); got != want {
-				t.Errorf("printed %q, want %q", got, want)
+			const once, again = "9007199254740993 to 9007199254741002", "9007199254741003 to 9007199254741012"
+			body := f.reserve(t, path, sequence, []string{once}, listen, "10")
+			f.reserve(t, path, sequence, []string{once, again}, dead+","+listen, "10", body)
+			last := "last." + f.name // the end of its last range is 2^63
+			if a := ask(t, nc, "alloc.create."+last, `{"first":9223372036854775788,"max":9223372036854775807}`); a.Error != nil {
+				t.Fatalf("create: %+v", a)
 			}
-			want = first + sequence + ": 9007199254741013 to 9007199254741022\n"
-			if got := f.run(t, path, dead+","+listen, sequence, "10", "key-1"); got != want {
-				t.Errorf("with the key of before it printed %q, want %q", got, want)
-			}
+			f.reserve(t, path, last, []string{"9223372036854775788 to 9223372036854775797"}, listen, "10")
+			f.reserve(t, path, last, []string{"9223372036854775798 to 9223372036854775807"}, listen, "10")
 			u := newUnlucky(t)
-			if got := f.run(t, path, u.address, "orders", "10", "key-2"); got != "orders: 1 to 10\norders: 11 to 20\n" {
-				t.Errorf("in hard times it printed %q", got)
-			}
+			f.reserve(t, path, "orders", []string{"1 to 10", "11 to 20"}, u.address, "10", storedBody)
 			u.check(t)
 		})
 	}
@@ -182,7 +204,8 @@ func (u *unlucky) check(t *testing.T) {
 	if err := json.Unmarshal([]byte(u.bodies[last]), &second); err != nil {
 		t.Fatal(err)
 	}
-	if first.Key != "key-2" || second.Key == first.Key || len(second.Key) != 32 || first.Since != 0 || second.Since != uint64(last) ||
+	if first.Key != "key-2" || second.Key == first.Key || len(second.Key) != 32 || first.Since != 3 || u.bodies[0] != storedBody ||
+		second.Since != uint64(last) ||
 		first.IDs != "string" || first.Count != 10 {
 		t.Errorf("sent %+v, then %+v", first, second)
 	}
@@ -222,12 +245,47 @@ func TestForeignClientsRefuse(t *testing.T) {
 				n = 0
 				mu.Unlock()
 				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-				args := append(slices.Clone(f.command), path, u.address, sequence, "1")
+				args := append(slices.Clone(f.command), path, u.address, sequence, "1", `{"count":1,"key":"k","ids":"string"}`)
 				out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput()
 				cancel()
 				if err == nil || ctx.Err() == context.DeadlineExceeded || !strings.Contains(string(out), want) {
 					t.Errorf("%s: %v: %s; want %s", sequence, err, out, want)
 				}
+			}
+		})
+	}
+}
+
+// TestForeignClientsKeyExpired has a program come back after the cluster has forgotten its key: what it had stored makes the
+// cluster say so, where the key alone, with since 0, is carved anew. Checked: with programs that start with since 0 in
+// place of asking for a seq, the old body brings new ids, in each language.
+func TestForeignClientsKeyExpired(t *testing.T) {
+	dir, listen := t.TempDir(), fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	text := "server_name: n1\nlisten: '" + listen + "'\njetstream { store_dir: 'data' }\nalloc { genesis { key_window: 1 } }\n"
+	if err := os.WriteFile(filepath.Join(dir, "a.conf"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start(t, dir, nil, "serve", "--config", "a.conf")
+	nc := connect(t, "nats://"+listen)
+	eventually(t, "it serves", func() error { return servingAll(statuses(t, nc, 1), 1) })
+	for _, f := range foreigners { // one after the other: each would make the others' keys forgotten
+		t.Run(f.name, func(t *testing.T) {
+			path := f.install(t, t.TempDir())
+			body := f.reserve(t, path, f.name, []string{"1 to 10"}, listen, "10")
+			f.reserve(t, path, f.name, []string{"11 to 20"}, listen, "10") // the one that is remembered
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			args := append(slices.Clone(f.command), path, listen, f.name, "10", body)
+			out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput()
+			if err == nil || !strings.Contains(string(out), "key_expired") {
+				t.Errorf("%v: %s; want key_expired", err, out)
+			}
+			var key struct{ Key string }
+			if err := json.Unmarshal([]byte(body), &key); err != nil {
+				t.Fatal(err)
+			}
+			if a := ask(t, nc, "alloc.reserve."+f.name, fmt.Sprintf(`{"count":10,"key":%q}`, key.Key)); a.Error != nil || a.Start != 21 {
+				t.Errorf("with the key alone: %+v, want a new range, the first since", a)
 			}
 		})
 	}
