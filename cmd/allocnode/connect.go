@@ -176,16 +176,16 @@ func (f *connFlags) mayListen(ctx context.Context, nc *nats.Conn) error {
 	if err == nil {
 		err = nc.FlushWithContext(ctx)
 	}
+	// The server refuses before it answers the flush. The error handler may have ended ctx for the same reason.
+	if err := nc.LastError(); errors.Is(err, nats.ErrPermissionViolation) {
+		return fmt.Errorf("%w: nothing was asked: this user may listen for answers elsewhere, "+
+			"and --inbox-prefix SUBJECT says where, such as _INBOX.app", err)
+	}
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil:
 		return fmt.Errorf("listen for answers: %w", err)
-	}
-	// The server refuses before it answers the flush.
-	if err := nc.LastError(); errors.Is(err, nats.ErrPermissionViolation) {
-		return fmt.Errorf("%w: nothing was asked: this user may listen for answers elsewhere, "+
-			"and --inbox-prefix SUBJECT says where, such as _INBOX.app", err)
 	}
 	return sub.Unsubscribe()
 }

@@ -23,8 +23,8 @@ func newReserve() *cobra.Command {
 		Long: `Reserve COUNT ids of a sequence through the log, 1 if it is not given. They are nobody else's from then on.
 
 With --key, repeating the command gives the same range again, from any node, for as long as the cluster remembers the key:
-by default the last 131,072 reservations that had one. When a command ends without an answer, its error names the key to
-repeat it with.`,
+by default the last 131,072 reservations that had one. After that it reserves a new one. When a command ends without an
+answer, its error names the key to repeat it with.`,
 		Example: "  allocnode reserve orders 1000\n  allocnode reserve orders --count 1000 --key import-7 --json",
 		Args:    between(1, "SEQUENCE", "COUNT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
