@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/allocnode/allocnode/internal/wire"
@@ -30,10 +31,20 @@ func newServer(cfg Config) (*jetstream.Server, error) {
 	if cfg.NATS != nil {
 		return nil, nil
 	}
+	nameLeaf(cfg.Name, cfg.Server)
 	return jetstream.NewServer(jetstream.ServerConfig{
 		Options: cfg.Server, Name: cfg.Name, DataDir: cfg.DataDir, Host: cfg.Host, Port: cfg.Port,
 		ServiceAccount: cfg.Account, Logger: cfg.Logger.With("part", "nats"),
 	})
+}
+
+// nameLeaf gives a server that is alone and joins others as a leaf node a cluster name that no other process has. Else it is
+// the server's own name, and nats-server keeps leaf nodes of one cluster name apart: their clients' requests would reach
+// both of two that go by one name, but never what the two say to each other (neighbors).
+func nameLeaf(name string, o *server.Options) {
+	if o != nil && len(o.LeafNode.Remotes) > 0 && o.Cluster.Port == 0 && o.Cluster.Name == "" && o.Gateway.Name == "" {
+		o.Cluster.Name = name + "-" + wire.NewID().String()
+	}
 }
 
 // ClientURL is where clients connect, once Started: one URL, or several joined by commas.
@@ -71,6 +82,11 @@ func (n *Node) connect(ctx context.Context) (log, svc *nats.Conn, err error) {
 		return nil, nil, err
 	}
 	return log, svc, nil
+}
+
+// linked reports whether the leaf node's remotes, if there are any, are joined.
+func (n *Node) linked() bool {
+	return n.server == nil || n.cfg.Server == nil || n.server.RemotesJoined() >= len(n.cfg.Server.LeafNode.Remotes)
 }
 
 // inboxPrefix is below the service's own prefix on purpose: nobody else needs leave to publish or listen there, and the
