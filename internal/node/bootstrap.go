@@ -256,6 +256,13 @@ func askHellos(ctx context.Context, nc *nats.Conn, prefix string, nodes []string
 	if err := nc.PublishRequest(helloSubject(prefix), inbox, nil); err != nil {
 		return nil, err
 	}
+	// Without leave to ask nobody answers, which is not the same.
+	if err := nc.FlushWithContext(ctx); err != nil {
+		return nil, err
+	}
+	if what, subject, _ := readDenial(nc.LastError()); subject == helloSubject(prefix) || subject == inbox {
+		return nil, &deniedError{what}
+	}
 	var answers []hello
 	named := make(map[string]bool)
 	for {
@@ -264,8 +271,8 @@ func askHellos(ctx context.Context, nc *nats.Conn, prefix string, nodes []string
 			return answers, nil // ctx ended, or nobody is there: what came is the answer
 		}
 		var h hello
-		if len(m.Data) == 0 || json.Unmarshal(m.Data, &h) != nil {
-			continue
+		if json.Unmarshal(m.Data, &h) != nil || h.Node == "" || h.Catalog.IsZero() {
+			continue // no hello: a stream that captures the subject sends its acknowledgement
 		}
 		answers = append(answers, h)
 		if slices.Contains(nodes, h.Node) {

@@ -149,11 +149,18 @@ func (n *Node) run(ctx context.Context) (err error) {
 		}()
 	}
 	logConn, svcConn, err := n.connect(ctx)
-	if err != nil {
+	switch {
+	case err != nil && ctx.Err() != nil && n.server == nil:
+		return nil // told to stop while it waited for the existing NATS
+	case err != nil:
 		return err
 	}
 	defer logConn.Close()
 	defer svcConn.Close()
+	if n.server == nil {
+		stop := n.watchPermissions(ctx, logConn, svcConn)
+		defer stop()
+	}
 
 	log, err := jetstream.NewLog(logConn, n.cfg.logConfig(), n.cfg.Name)
 	if err != nil {
