@@ -40,8 +40,8 @@ from it are issued again. Less than half of the nodes can be left out.`,
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "created the log of cluster %s\n", cluster)
 			if len(without) > 0 {
-				fmt.Fprintf(cmd.ErrOrStderr(), "without the word of %s: if one of them ever had a log, ids that were issued from it are issued again\n",
-					strings.Join(without, ", "))
+				fmt.Fprintf(cmd.ErrOrStderr(), "without the word of %s: if one of them ever had a log, ids that were issued from it "+
+					"are issued again\n", strings.Join(without, ", "))
 			}
 			return nil
 		},

@@ -215,7 +215,8 @@ func (g *guard) Listen(now bool) bool {
 	state, _ := g.State()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return state == wire.StateServing || state == wire.StateChecking && g.refusal == "" && g.foreign == "" && g.denied == "" && now
+	barred := g.refusal != "" || g.foreign != "" || g.denied != ""
+	return state == wire.StateServing || state == wire.StateChecking && !barred && now
 }
 
 // Stop says that the process ends. What is under way may still be answered.

@@ -30,9 +30,9 @@ const (
 // makes one there: a node cannot tell a system that never had a log from one that lost it, an operator can. It returns the
 // new cluster's id.
 //
-// It wants what nodes with a server of their own want of each other (bootstrap): the word of every named node, counted once,
-// that it never had a log, after the stream exists and again before the genesis. Nodes are started first and wait for it. Nodes in without
-// are not asked for theirs, at the operator's risk; they must be named in cfg and be fewer than half.
+// It wants what nodes with a server of their own want of each other (bootstrap): the word of every named node, counted
+// once, that it never had a log, before the stream is made and again before the genesis. Nodes are started first and wait
+// for it. Nodes in without are not asked for theirs, at the operator's risk; they must be named in cfg and be fewer than half.
 //
 // It refuses where the log exists, where a node that answers or the data directory of cfg remembers one, where cfg sets a
 // cluster_id, where the log cannot be replicated three ways, and where NATS does not permit what it does. It may be
@@ -139,7 +139,8 @@ func (i *initiation) may(ctx context.Context) error {
 }
 
 func exists(id jetstream.Identity) error {
-	return fmt.Errorf("the log exists already: it is of cluster %s and ends at seq %d. Nothing was changed", id.ClusterID, id.LastSeq)
+	return fmt.Errorf("the log exists already: it is of cluster %s and ends at seq %d. Nothing was changed",
+		id.ClusterID, id.LastSeq)
 }
 
 // everyWord wants the word of every node that is not left out that it never had a log. One that is left out and answers

@@ -55,7 +55,7 @@ type neighbors struct {
 	from      uint64    // number of the first greeting after all was linked; 0: it is not
 	own       int       // how many greetings from there on have come back
 	answered  time.Time // when something odd was answered last
-	drawn     time.Time // when Run began
+	began     time.Time // when Run began
 }
 
 const (
@@ -68,8 +68,8 @@ const (
 	probeEvery    = 4 * time.Second        // below greetPatience by far: one may be lost
 )
 
-const stillListening = "listening for other clusters, and for streams, on the service's subjects: this node's own greetings on %s.node.cluster " +
-	"have not come back yet"
+const stillListening = "listening for other clusters, and for streams, on the service's subjects: this node's own greetings on " +
+	"%s.node.cluster have not come back yet"
 
 // greeting is what is said. What a later version adds to it is not looked at.
 type greeting struct {
@@ -90,7 +90,9 @@ type heard struct {
 }
 
 // newNeighbors starts nothing. A shared one has not told anything, and is yet to be taken for one that told its listening.
-func newNeighbors(nc *nats.Conn, prefix string, self greeting, shared bool, linked, serving func() bool, tell func(string)) *neighbors {
+func newNeighbors(
+	nc *nats.Conn, prefix string, self greeting, shared bool, linked, serving func() bool, tell func(string),
+) *neighbors {
 	n := &neighbors{
 		nc: nc, subject: prefix + ".node.cluster", prefix: prefix, self: self, shared: shared, linked: linked, serving: serving,
 		tell: tell, heard: make(chan heard, 64), seen: make(map[string]time.Time),
@@ -128,7 +130,7 @@ func (n *neighbors) Run(ctx context.Context) error {
 	}
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
-	n.drawn = time.Now()
+	n.began = time.Now()
 	var probed time.Time
 	for {
 		if n.shared && time.Since(probed) > probeEvery {
@@ -154,7 +156,7 @@ func (n *neighbors) Run(ctx context.Context) error {
 
 // link looks whether what is joined by the configuration is joined, or has had its time.
 func (n *neighbors) link() {
-	if n.shared && n.from == 0 && (n.linked() || time.Since(n.drawn) > linkPatience) {
+	if n.shared && n.from == 0 && (n.linked() || time.Since(n.began) > linkPatience) {
 		n.from = n.self.Number + 1
 	}
 }
@@ -196,7 +198,7 @@ func (n *neighbors) hear(h heard) {
 	default:
 		n.self.Heard = g.Incarnation
 		// Another catalog under this name is refused by the log that both use, so the one that serves need not stop. Where it
-		// serves too, there are two logs. Checked: without either condition TestTwin says which is missing.
+		// serves too, there are two logs.
 		if (g.Catalog == n.self.Catalog || g.Serving) && g.Heard == n.self.Incarnation {
 			n.see("twin "+g.Incarnation.String(), fmt.Sprintf("another process answers as node %s of this cluster, %s: a copied data "+
 				"directory? stop one of the two, and its copy stays off", n.self.Node, n.self.Cluster))

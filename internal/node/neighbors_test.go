@@ -108,8 +108,12 @@ func TestNewcomerListensFirst(t *testing.T) {
 	port := freePorts(t, 1)[0]
 	hub := newExisting(t, 1, func(o *server.Options) { o.LeafNode.Host, o.LeafNode.Port = "127.0.0.1", port })
 	base := t.TempDir()
+	began := time.Now()
 	east := run(t, leaf(t, base, "east", hub, ""))
 	east.becomes(wire.StateServing, "")
+	if took := time.Since(began); took > 8*time.Second { // it takes 1.5 s on an idle machine
+		t.Errorf("it served after %s: it waited for an answer that nobody gives", took)
+	}
 	for i := range 3 {
 		west := run(t, leaf(t, base, "west", hub, ""))
 		west.becomes(wire.StateChecking, "another cluster, ")
@@ -124,11 +128,25 @@ func TestNewcomerListensFirst(t *testing.T) {
 	// The system that it is to join is away: it waits for it, but not for long.
 	east.end()
 	hub.stop()
-	began := time.Now()
+	began = time.Now()
 	east = run(t, leaf(t, base, "east", hub, ""))
 	east.becomes(wire.StateServing, "")
 	if took := time.Since(began); took < linkPatience || took > linkPatience+10*time.Second {
 		t.Errorf("it served after %s, without its remote", took)
+	}
+}
+
+// A node that is stopped while it asks JetStream goes no further. Checked: without the look at ctx behind checkSubjects it
+// went on, greeted and checked the log.
+func TestStoppedWhileItLooksForStreams(t *testing.T) {
+	t.Parallel()
+	port := freePorts(t, 1)[0]
+	hub := newExisting(t, 1, func(o *server.Options) { o.LeafNode.Host, o.LeafNode.Port = "127.0.0.1", port })
+	n := run(t, leaf(t, t.TempDir(), "east", hub, ""))
+	n.becomes(wire.StateStarting, "looking for streams")
+	n.end()
+	if n.err != nil || n.log.count("check the log") > 0 {
+		t.Errorf("it returned %v, and checked the log %d times", n.err, n.log.count("check the log"))
 	}
 }
 
@@ -183,7 +201,8 @@ func listen(t *testing.T, e *existing, shared bool, linked func() bool) *ear {
 	t.Helper()
 	r := &ear{t: t, nc: e.connect(), told: make(chan string, 64), said: make(chan greeting, 1024)}
 	self := greeting{Node: "n1", Cluster: wire.ID{1}, Catalog: wire.ID{2}, Incarnation: wire.ID{3}}
-	r.n = newNeighbors(e.connect(), "alloc", self, shared, linked, func() bool { return false }, func(why string) { r.told <- why })
+	serving := func() bool { return false }
+	r.n = newNeighbors(e.connect(), "alloc", self, shared, linked, serving, func(why string) { r.told <- why })
 	if _, err := r.nc.Subscribe("alloc.node.cluster", func(m *nats.Msg) {
 		if h, ok := readGreeting(m.Data); ok && h.greeting.Incarnation == self.Incarnation {
 			r.said <- h.greeting

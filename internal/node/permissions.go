@@ -160,7 +160,10 @@ func (p *permissions) look(ctx context.Context, cfg *Config, log, svc *nats.Conn
 		subscribe []string
 		publish   []string
 	}{
-		{log, []string{log.NewInbox(), cfg.Prefix + ".feed.~probe"}, append(streamRequests(cfg), log.NewInbox(), helloSubject(cfg.Prefix))},
+		{
+			log, []string{log.NewInbox(), cfg.Prefix + ".feed.~probe"},
+			append(streamRequests(cfg), log.NewInbox(), helloSubject(cfg.Prefix)),
+		},
 		{svc, append(served, svc.NewInbox()), []string{svc.NewInbox(), cfg.Prefix + ".node.cluster", streamNames}},
 	} {
 		for _, subject := range side.subscribe {
