@@ -126,3 +126,12 @@ func call(ctx context.Context, nc *nats.Conn, verb string, req, resp any) error 
 	}
 	return nil
 }
+
+// ProbeSubjects are subjects of every kind on which requests under prefix come in, with a name that no sequence and no node
+// can have: a stream that captures such subjects by wildcard captures these too.
+func ProbeSubjects(prefix string) (subjects []string) {
+	for _, verb := range serviceVerbs {
+		subjects = append(subjects, prefix+"."+verb, prefix+"."+verb+".~probe")
+	}
+	return subjects
+}

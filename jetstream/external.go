@@ -37,10 +37,9 @@ type External struct {
 }
 
 const (
-	// connectPatience is how long the first connection may take. Afterwards it comes back for ever.
-	connectPatience = 10 * time.Second
-	dialTimeout     = 2 * time.Second
-	reconnectWait   = 250 * time.Millisecond
+	dialTimeout   = 2 * time.Second
+	reconnectWait = 250 * time.Millisecond
+	sayEvery      = 5 * time.Second // that it still waits for the first connection
 
 	// A server that vanished without a word is noticed after pingInterval times pingsLost: nats.go's own defaults take
 	// four minutes, in which a node would wait for a log that answers on other servers.
@@ -59,12 +58,14 @@ func (e *External) Validate() error {
 		fault("urls: none given: name the servers of the existing NATS, such as nats://10.0.0.1:4222")
 	}
 	for _, text := range e.URLs {
+		// What stands before an '@' is a secret, or becomes one by a slip in what stands before it.
+		shown := text[strings.LastIndexByte(text, '@')+1:]
 		u, err := url.Parse(text)
 		switch {
+		case shown != text:
+			fault("urls: the URL that ends in %q holds a user: it would be logged; use the keys user and password, or token", shown)
 		case err != nil:
-			fault("urls: not a URL such as nats://10.0.0.1:4222") // the text may hold a password
-		case u.User != nil:
-			fault("urls: %s holds a user: it would be logged; use the keys user and password, or token", u.Redacted())
+			fault("urls: not a URL such as nats://10.0.0.1:4222")
 		case u.Scheme != "nats" && u.Scheme != "tls" && u.Scheme != "ws" && u.Scheme != "wss" || u.Host == "":
 			fault("urls: %q: want nats://HOST:PORT or tls://HOST:PORT", text)
 		}
@@ -96,10 +97,11 @@ func (e *External) Validate() error {
 // String names the servers, for messages.
 func (e *External) String() string { return strings.Join(e.URLs, ", ") }
 
-// Connect opens one connection, which the caller closes. inbox is the first part of its inboxes. The first connection
-// must succeed within 10 s; a wrong credential, a server that is too old or takes no entry of full size is an error at
-// once. Afterwards it reconnects for ever, whatever the servers answer meanwhile, and what is published while it is away
-// is an error and not kept: an entry is not to reach the log minutes after its requester has gone.
+// Connect opens one connection, which the caller closes. inbox is the first part of its inboxes. It tries until a server
+// answers or ctx ends, and says every few seconds that it waits; a wrong credential, what TLS does not trust, a server that
+// is too old or takes no entry of full size is an error at once. Afterwards it reconnects for ever, whatever the servers
+// answer meanwhile, and what is published while it is away is an error and not kept: an entry is not to reach the log
+// minutes after its requester has gone.
 func (e *External) Connect(
 	ctx context.Context, name, inbox string, logger *slog.Logger, more ...nats.Option,
 ) (*nats.Conn, error) {
@@ -108,10 +110,9 @@ func (e *External) Connect(
 		return nil, fmt.Errorf("connect to the existing NATS: %w", err)
 	}
 	opts = append(opts, more...)
-	ctx, cancel := context.WithTimeout(ctx, connectPatience)
-	defer cancel()
+	said := time.Now()
 	for {
-		nc, err := nats.Connect(strings.Join(e.URLs, ","), opts...)
+		nc, err := e.dial(opts)
 		if err == nil {
 			if err = suits(nc); err == nil {
 				return nc, nil
@@ -119,15 +120,52 @@ func (e *External) Connect(
 			nc.Close()
 			return nil, fmt.Errorf("the existing NATS at %s: %w", e, err)
 		}
-		switch {
-		case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked),
-			errors.Is(err, nats.ErrAccountAuthExpired):
-			return nil, fmt.Errorf("connect to the existing NATS at %s: %w: it refuses the credentials of alloc { nats }", e, err)
+		if why := refusedForGood(err); why != "" {
+			return nil, fmt.Errorf("connect to the existing NATS at %s: %w: %s", e, err, why)
 		}
-		if !pause(ctx) {
+		if time.Since(said) > sayEvery {
+			said = time.Now()
+			logger.Warn("waiting for the existing NATS", "urls", e.String(), "error", err)
+		}
+		select {
+		case <-ctx.Done():
 			return nil, fmt.Errorf("connect to the existing NATS at %s: %w: is it up, and reachable from here?", e, err)
+		case <-time.After(reconnectWait):
 		}
 	}
+}
+
+// dial tries all servers, once. Of several, nats.go returns what the last one said, and nothing where that is down: one
+// that refuses the credentials is asked by itself.
+func (e *External) dial(opts []nats.Option) (*nats.Conn, error) {
+	nc, err := nats.Connect(strings.Join(e.URLs, ","), opts...)
+	if err == nil || len(e.URLs) == 1 || refusedForGood(err) != "" {
+		return nc, err
+	}
+	for _, u := range e.URLs {
+		one, oneErr := nats.Connect(u, opts...)
+		if oneErr == nil {
+			one.Close() // it has just come up: the next try gets all of them
+		} else if refusedForGood(oneErr) != "" {
+			return nil, oneErr
+		}
+	}
+	return nil, err
+}
+
+// refusedForGood is what no waiting betters about err, or empty.
+func refusedForGood(err error) string {
+	var cert *tls.CertificateVerificationError
+	switch {
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked),
+		errors.Is(err, nats.ErrAccountAuthExpired):
+		return "it refuses the credentials of alloc { nats }"
+	case errors.As(err, &cert):
+		return "its certificate is not trusted, see alloc { nats { tls { ca } } }"
+	case errors.Is(err, nats.ErrSecureConnWanted):
+		return "alloc { nats } asks for TLS, which it does not offer"
+	}
+	return ""
 }
 
 func (e *External) options(name, inbox string, logger *slog.Logger) ([]nats.Option, error) {
@@ -158,7 +196,18 @@ func (e *External) options(name, inbox string, logger *slog.Logger) ([]nats.Opti
 		if _, err := os.ReadFile(e.Creds); err != nil {
 			return nil, fmt.Errorf("creds: %w", err)
 		}
-		opts = append(opts, nats.UserCredentials(e.Creds))
+		creds := nats.UserCredentials(e.Creds)
+		var tried nats.Options
+		if err := creds(&tried); err != nil {
+			return nil, fmt.Errorf("creds: %w", err)
+		}
+		if _, err := tried.UserJWT(); err != nil { // else it would be found at each try to connect
+			return nil, fmt.Errorf("creds: %s holds no user: %w", e.Creds, err)
+		}
+		if _, err := tried.SignatureCB([]byte("nonce")); err != nil {
+			return nil, fmt.Errorf("creds: %s holds no seed: %w", e.Creds, err)
+		}
+		opts = append(opts, creds)
 	case e.NKey != "":
 		nkey, err := nats.NkeyOptionFromSeed(e.NKey)
 		if err != nil {

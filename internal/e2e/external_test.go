@@ -119,6 +119,10 @@ func TestSidecarConf(t *testing.T) {
 	e := startExisting(t, []int{ports["4222"], ports["4223"], ports["4224"]}, documentedAccounts(t))
 	initEnv := []string{"ALLOCNODE_USER=allocinit", "ALLOCNODE_PASSWORD=" + secrets["INIT_PASSWORD"]}
 
+	early := start(t, dir, initEnv, "init", "--config", files[0])
+	if code := early.exit(t); code != 1 || !strings.Contains(early.stderr.String(), "no answer from n1, n2, n3") {
+		t.Errorf("init before the nodes run: exit status %d, %s", code, early.stderr)
+	}
 	nodes := []*process{start(t, dir, nil, "serve", "--config", files[0])}
 	for _, name := range []string{"n2", "n3"} {
 		nodes = append(nodes, start(t, dir, nil, "serve", "--config", files[0], "--name", name, "--data", name))
@@ -144,7 +148,7 @@ func TestSidecarConf(t *testing.T) {
 	}
 	eventually(t, "all serve", func() error { return servingAll(statuses(t, app, 3), 3) })
 	again := start(t, dir, initEnv, "init", "--config", files[0])
-	if code := again.exit(t); code != 1 || !strings.Contains(again.stderr.String(), "the log exists") {
+	if code := again.exit(t); code != 1 || !strings.Contains(again.stderr.String(), "the log exists already") {
 		t.Errorf("a second init: exit status %d, %s", code, again.stderr)
 	}
 

@@ -264,8 +264,8 @@ func askHellos(ctx context.Context, nc *nats.Conn, prefix string, nodes []string
 			return answers, nil // ctx ended, or nobody is there: what came is the answer
 		}
 		var h hello
-		if len(m.Data) == 0 || json.Unmarshal(m.Data, &h) != nil {
-			continue
+		if json.Unmarshal(m.Data, &h) != nil || h.Node == "" || h.Catalog.IsZero() {
+			continue // no hello: a stream that captures the subject sends its acknowledgement
 		}
 		answers = append(answers, h)
 		if slices.Contains(nodes, h.Node) {

@@ -170,6 +170,16 @@ func (c *Config) clustered() bool {
 	return c.Server != nil && (c.Server.Cluster.Port != 0 || c.Server.Gateway.Port != 0)
 }
 
+// shared reports whether another cluster, or a stream of another system, may be joined to the account in which the service
+// answers: leaf nodes, gateways, or a NATS that is not this node's own.
+func (c *Config) shared() bool {
+	if c.NATS != nil || c.Server == nil {
+		return c.NATS != nil
+	}
+	leaf, gateway := &c.Server.LeafNode, &c.Server.Gateway
+	return len(leaf.Remotes) > 0 || leaf.Port != 0 || gateway.Name != "" || gateway.Port != 0
+}
+
 // nodes is Nodes, or the one.
 func (c *Config) nodes() []string {
 	if len(c.Nodes) > 0 {

@@ -2,13 +2,9 @@ package node
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
-	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/allocnode/allocnode/internal/wire"
@@ -30,10 +26,20 @@ func newServer(cfg Config) (*jetstream.Server, error) {
 	if cfg.NATS != nil {
 		return nil, nil
 	}
+	nameLeaf(cfg.Name, cfg.Server)
 	return jetstream.NewServer(jetstream.ServerConfig{
 		Options: cfg.Server, Name: cfg.Name, DataDir: cfg.DataDir, Host: cfg.Host, Port: cfg.Port,
 		ServiceAccount: cfg.Account, Logger: cfg.Logger.With("part", "nats"),
 	})
+}
+
+// nameLeaf gives a server that is alone and joins others as a leaf node a cluster name that no other process has. Else it is
+// the server's own name, and nats-server keeps leaf nodes of one cluster name apart: their clients' requests would reach
+// both of two that go by one name, but never what the two say to each other (neighbors).
+func nameLeaf(name string, o *server.Options) {
+	if o != nil && len(o.LeafNode.Remotes) > 0 && o.Cluster.Port == 0 && o.Cluster.Name == "" && o.Gateway.Name == "" {
+		o.Cluster.Name = name + "-" + wire.NewID().String()
+	}
 }
 
 // ClientURL is where clients connect, once Started: one URL, or several joined by commas.
@@ -63,6 +69,10 @@ func (n *Node) connect(ctx context.Context) (log, svc *nats.Conn, err error) {
 		}
 		return n.server.ServiceConn(nats.Name(name))
 	}
+	if n.server == nil {
+		n.guard.Await("waiting for the existing NATS at " + n.cfg.NATS.String())
+		defer func() { n.guard.Await("starting") }()
+	}
 	if log, err = open("log"); err != nil {
 		return nil, nil, err
 	}
@@ -71,6 +81,11 @@ func (n *Node) connect(ctx context.Context) (log, svc *nats.Conn, err error) {
 		return nil, nil, err
 	}
 	return log, svc, nil
+}
+
+// linked reports whether the leaf node's remotes, if there are any, are joined.
+func (n *Node) linked() bool {
+	return n.server == nil || n.cfg.Server == nil || n.server.RemotesJoined() >= len(n.cfg.Server.LeafNode.Remotes)
 }
 
 // inboxPrefix is below the service's own prefix on purpose: nobody else needs leave to publish or listen there, and the
@@ -102,147 +117,7 @@ func (c *Config) identity() kv.Identity {
 	return kv.Identity{Node: c.Name, Clustered: c.clustered(), External: c.NATS != nil}
 }
 
-// initPatience bounds all that Init asks of the NATS system, and helloPatience the time in which nodes may object.
-const (
-	initPatience  = 30 * time.Second
-	helloPatience = time.Second
-)
-
-// Init makes the log on the existing NATS that cfg names: the stream, and the genesis with the nodes of cfg. Nothing else
-// makes one there: a node cannot tell a system that never had a log from one that lost it, an operator can. It returns the
-// new cluster's id.
-//
-// It refuses where a stream of the log's name exists, whatever that holds; where a node that answers, or the data
-// directory of cfg, remembers a log; where cfg sets a cluster_id; and where the log cannot be replicated three ways. The
-// named nodes need not run. An error after the stream was made says so: the stream is then to be deleted by hand.
-func Init(ctx context.Context, cfg Config) (cluster wire.ID, err error) {
-	if err := cfg.Validate(); err != nil {
-		return wire.ID{}, err
-	}
-	switch {
-	case cfg.NATS == nil:
-		return wire.ID{}, errors.New("init is for a log on an existing NATS, alloc { nats { … } }: nodes with a server of " +
-			"their own make theirs when all of them run")
-	case !cfg.ClusterID.IsZero():
-		return wire.ID{}, fmt.Errorf("cluster_id is set to %s: the log of that cluster exists or was lost, and is not made anew",
-			cfg.ClusterID)
-	}
-	if err := cfg.remembersNothing(); err != nil {
-		return wire.ID{}, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, initPatience)
-	defer cancel()
-	nc, err := cfg.dial(ctx, "allocnode init "+cfg.Name, cfg.Logger)
-	if err != nil {
-		return wire.ID{}, err
-	}
-	defer nc.Close()
-	log, err := jetstream.NewLog(nc, cfg.logConfig(), cfg.Name)
-	if err != nil {
-		return wire.ID{}, err
-	}
-	defer log.Close()
-	if err := mayInit(ctx, cfg, nc, log); err != nil {
-		return wire.ID{}, err
-	}
-	return initLog(ctx, cfg, nc, log)
-}
-
 // dial opens a connection to the existing NATS.
 func (c *Config) dial(ctx context.Context, name string, logger *slog.Logger) (*nats.Conn, error) {
 	return c.NATS.Connect(ctx, name, c.inboxPrefix(), logger)
-}
-
-// mayInit is why there must be no new log.
-func mayInit(ctx context.Context, cfg Config, nc *nats.Conn, log *jetstream.Log) error {
-	askCtx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	id, err := log.Identity(askCtx)
-	var config *jetstream.StreamConfigError
-	switch {
-	case err == nil && id.LastSeq > 0:
-		return fmt.Errorf("the log exists: it is of cluster %s and ends at seq %d", id.ClusterID, id.LastSeq)
-	case err == nil:
-		return fmt.Errorf("the stream %s exists and is empty. Either an earlier init broke off, or the log was lost. Only if you "+
-			"know that no node ever served from it: delete the stream and repeat", log.Stream())
-	case errors.As(err, &config):
-		return fmt.Errorf("the stream %s exists: %w", log.Stream(), err)
-	case !errors.Is(err, jetstream.ErrNoStream):
-		return err
-	}
-	if err := jetstream.CheckSubjects(askCtx, nc, cfg.Prefix); err != nil {
-		return err
-	}
-	return cfg.objections(ctx, nc)
-}
-
-// objections asks the nodes that run whether one remembers a log. Those that do not run are the operator's affair.
-func (c *Config) objections(ctx context.Context, nc *nats.Conn) error {
-	ctx, cancel := context.WithTimeout(ctx, helloPatience)
-	defer cancel()
-	answers, err := askHellos(ctx, nc, c.Prefix, c.nodes())
-	if err != nil {
-		return fmt.Errorf("ask the nodes that run: %w", err)
-	}
-	if _, objection := count(c.nodes(), answers); objection != "" {
-		return errors.New(objection)
-	}
-	return nil
-}
-
-func initLog(ctx context.Context, cfg Config, nc *nats.Conn, log *jetstream.Log) (wire.ID, error) {
-	id, err := log.Create(ctx, wire.NewID(), 1)
-	switch {
-	case errors.Is(err, jetstream.ErrOneServer):
-		return wire.ID{}, fmt.Errorf("the existing NATS at %s: %w: JetStream must run in a cluster of three servers or more",
-			cfg.NATS, err)
-	case err != nil:
-		return wire.ID{}, err
-	}
-	broke := func(err error) (wire.ID, error) {
-		return wire.ID{}, fmt.Errorf("%w: the stream %s was made and has no genesis, delete it before init is repeated",
-			err, log.Stream())
-	}
-	if err := cfg.objections(ctx, nc); err != nil { // a node may have come between
-		return broke(err)
-	}
-	b := bootstrap{
-		self: hello{Node: cfg.Name}, nodes: cfg.nodes(), genesis: cfg.Genesis, defaults: cfg.Defaults,
-		entryID: wire.EntryID{Incarnation: wire.NewID(), Counter: 1},
-	}
-	entry, err := b.genesisEntry(id)
-	if err != nil {
-		return broke(err)
-	}
-	switch err := log.AppendFirst(ctx, b.entryID.String(), entry); {
-	case errors.Is(err, jetstream.ErrNotEmpty):
-		return wire.ID{}, fmt.Errorf("another init was first: %w", err)
-	case err != nil:
-		return broke(err)
-	}
-	return id.ClusterID, nil
-}
-
-// remembersNothing opens the catalog of cfg's own node, if there is one, and refuses where it has held a log.
-func (c *Config) remembersNothing() error {
-	dir := filepath.Join(c.DataDir, "catalog")
-	if _, err := os.Stat(dir); err != nil {
-		return nil // nothing there, or nothing that a node could have written
-	}
-	catalog, err := kv.Open(dir, c.identity(), c.Logger)
-	if errors.Is(err, kv.ErrInUse) {
-		return nil // the node runs, and will answer for itself
-	}
-	if err != nil {
-		return err
-	}
-	w := catalog.Witness()
-	if err := catalog.Close(); err != nil {
-		return err
-	}
-	if w.Cursor > 0 {
-		return fmt.Errorf("the data in %s remember cluster %s up to seq %d: the log must not be made anew",
-			c.DataDir, w.ClusterID, w.Cursor)
-	}
-	return nil
 }

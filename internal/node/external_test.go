@@ -175,8 +175,13 @@ func TestExternal(t *testing.T) {
 	// Checked: without the reconnect handler in replicate no line says so.
 	before := nodes["n1"].log.count("because=connected to NATS again")
 	e.stop()
-	away := run(t, e.config(base, "n3", names...)) // it gives up after a while; the two that run do not
-	away.ended("is it up, and reachable")
+	away := run(t, e.config(base, "n3", names...)) // it waits, as the two that run do, and can be stopped
+	away.becomes(wire.StateStarting, "waiting for the existing NATS")
+	away.end()
+	if away.err != nil {
+		t.Errorf("stopped while it waited for NATS, n3 returned %v", away.err)
+	}
+	nodes["n3"] = run(t, e.config(base, "n3", names...))
 	began := time.Now()
 	nodes["n2"].end() // there is nobody to drain: it must not wait for the end of its patience
 	if took := time.Since(began); took > 3*time.Second || nodes["n2"].err != nil {
@@ -190,7 +195,7 @@ func TestExternal(t *testing.T) {
 		}
 		return nil
 	})
-	for _, name := range []string{"n1", "n2"} {
+	for _, name := range names {
 		nodes[name].becomes(wire.StateServing, "")
 	}
 	if r := must(t, nc, "alloc.reserve.orders", `{"count":10,"key":"k1"}`); r.Start != 1 || r.End != 11 {
@@ -198,11 +203,11 @@ func TestExternal(t *testing.T) {
 	}
 
 	// The catalog of a node beside an existing NATS is for no other, and remembers: a lost stream is not made anew.
-	n3 := config(t, base, "n3", "")
-	run(t, n3).ended("other mode")
-	for _, name := range []string{"n1", "n2"} {
+	for _, name := range names {
 		nodes[name].end()
 	}
+	n3 := config(t, base, "n3", "")
+	run(t, n3).ended("other mode")
 	m, err := nc.Request("$JS.API.STREAM.DELETE.ALLOC_LOG", nil, 5*time.Second)
 	if err != nil || !strings.Contains(string(m.Data), `"success":true`) {
 		t.Fatalf("%v %+v", err, m)
@@ -210,10 +215,15 @@ func TestExternal(t *testing.T) {
 	// Checked: without remembersNothing the log was made anew.
 	_, err = Init(t.Context(), e.config(base, "n1", names...))
 	refusal(t, "init where the data remember", err, "remember cluster "+cluster.String())
-	// Checked: without objections too.
+	// Checked: without count in everyWord too.
 	run(t, e.config(base, "n1", names...)).becomes(wire.StateStarting, "the log is gone")
 	_, err = Init(t.Context(), e.config(t.TempDir(), "n2", names...))
 	refusal(t, "init while a node remembers", err, "the node n1 has applied seq")
+	_, err = Init(t.Context(), e.config(t.TempDir(), "n2", names...), "n1")
+	refusal(t, "init without the node that remembers", err, "the node n1 has applied seq")
+	if strings.Contains(err.Error(), "elete") {
+		t.Errorf("it advises to delete: %v", err)
+	}
 }
 
 // forge puts an entry that the log never took on the feed, as the next one, and as one far beyond the end.
@@ -280,7 +290,8 @@ func TestExternalRefusals(t *testing.T) {
 
 	cfg = e.config(base, "n1")
 	cfg.NATS.URLs = []string{fmt.Sprintf("nats://127.0.0.1:%d", freePorts(t, 1)[0])}
-	run(t, cfg).ended("is it up, and reachable")
+	_, err = Init(t.Context(), cfg)
+	refusal(t, "init where there is none", err, "is it up, and reachable")
 
 	cfg = e.config(base, "n1")
 	cfg.NATS.User, cfg.NATS.Password, cfg.NATS.Creds = "", "", filepath.Join(base, "none.creds")
@@ -288,7 +299,10 @@ func TestExternalRefusals(t *testing.T) {
 
 	// One server: init says so, and a stream with one replica is refused. Checked: without ErrOneServer and without the
 	// case for byInit in bootstrap, the one showed JetStream's own words and the other was fenced and stayed.
+	alone := run(t, e.config(base, "n1"))
+	alone.becomes(wire.StateStarting, "allocnode init")
 	_, err = Init(t.Context(), e.config(base, "n1"))
+	alone.end()
 	refusal(t, "init on one server", err, "three servers or more")
 	nc := e.connect()
 	log, err := jetstream.NewLog(nc, jetstream.DefaultLogConfig(), "other")

@@ -17,6 +17,7 @@ import (
 //	stopping   the process ends
 //	fenced     a proof against the log: for as long as the process lives
 //	halted     an entry is not understood (for as long as the process lives), or the catalog cannot be written
+//	denied     the existing NATS does not permit what the node needs
 //	foreign    another cluster, or a stream, is on the service's subjects
 //	refused    the log does not accept this node: its name belongs to another catalog, or is not named
 //	checking   the check of DESIGN 8 is under way
@@ -28,6 +29,7 @@ type guard struct {
 	fence    string
 	stuck    string // an entry that is not understood: halted for as long as the process lives
 	halt     string // the catalog cannot be written
+	denied   string
 	foreign  string
 	refusal  string
 	waiting  string // what a check, or the start, waits for
@@ -57,6 +59,9 @@ func (g *guard) gates() (*propose.Proposer, *next.Pool) {
 func (g *guard) refuse(format, reason string) {
 	err := allocnode.Errorf(allocnode.CodeUnavailable, format, reason)
 	prop, pool := g.gates()
+	if prop == nil {
+		return // nothing was opened yet
+	}
 	prop.Refuse(err)
 	pool.Refuse(err)
 }
@@ -84,6 +89,10 @@ func (g *guard) State() (state, reason string) {
 		return wire.StateHalted, g.stuck
 	case g.halt != "":
 		return wire.StateHalted, g.halt
+	case g.denied != "" && !g.started:
+		return wire.StateStarting, g.denied
+	case g.denied != "":
+		return wire.StateChecking, g.denied
 	case g.foreign != "":
 		return wire.StateChecking, g.foreign
 	case g.refusal != "":
@@ -155,6 +164,16 @@ func (g *guard) Foreign(reason string) {
 	g.refuse("%s", reason)
 }
 
+// Deny is as Foreign, for what the existing NATS does not permit.
+func (g *guard) Deny(reason string) {
+	if reason == "" {
+		g.update(func() { g.denied = "" })
+		return
+	}
+	g.update(func() { g.denied, g.checked, g.held = reason, false, 0 })
+	g.refuse("%s", reason)
+}
+
 // Hold begins a check: requests and answers wait. The ticket is for Open.
 func (g *guard) Hold(waiting string) (ticket uint64) {
 	prop, pool := g.gates()
@@ -175,9 +194,9 @@ func (g *guard) Await(waiting string) { g.update(func() { g.waiting = waiting })
 // Open ends the check that began with the Hold that gave ticket, unless something came in between.
 func (g *guard) Open(ticket uint64) bool {
 	g.mu.Lock()
-	prop, pool, foreign := g.prop, g.pool, g.foreign != ""
+	prop, pool, barred := g.prop, g.pool, g.foreign != "" || g.denied != ""
 	g.mu.Unlock()
-	if foreign || !prop.Open(ticket) {
+	if barred || !prop.Open(ticket) {
 		return false
 	}
 	pool.Open(ticket) // not, where a Hold or a refusal has come in between
@@ -196,7 +215,8 @@ func (g *guard) Listen(now bool) bool {
 	state, _ := g.State()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return state == wire.StateServing || state == wire.StateChecking && g.refusal == "" && g.foreign == "" && now
+	barred := g.refusal != "" || g.foreign != "" || g.denied != ""
+	return state == wire.StateServing || state == wire.StateChecking && !barred && now
 }
 
 // Stop says that the process ends. What is under way may still be answered.

@@ -149,11 +149,18 @@ func (n *Node) run(ctx context.Context) (err error) {
 		}()
 	}
 	logConn, svcConn, err := n.connect(ctx)
-	if err != nil {
+	switch {
+	case err != nil && ctx.Err() != nil && n.server == nil:
+		return nil // told to stop while it waited for the existing NATS
+	case err != nil:
 		return err
 	}
 	defer logConn.Close()
 	defer svcConn.Close()
+	if n.server == nil {
+		stop := n.watchPermissions(ctx, logConn, svcConn)
+		defer stop()
+	}
 
 	log, err := jetstream.NewLog(logConn, n.cfg.logConfig(), n.cfg.Name)
 	if err != nil {
@@ -187,19 +194,34 @@ func (n *Node) run(ctx context.Context) (err error) {
 		return nil
 	}
 	n.guard.Await("looking for streams that capture the service's subjects")
-	if err := n.checkSubjects(ctx, svcConn); err != nil && ctx.Err() == nil {
+	err = n.checkSubjects(ctx, svcConn)
+	switch {
+	case ctx.Err() != nil:
+		return nil // not on into replicate, which greets
+	case err != nil:
 		return err
 	}
 	return n.replicate(ctx, machine, logConn, svcConn, log, id)
 }
 
+// Across a leaf node JetStream's API is usually answered by nobody: a start need not wait for it long.
+const (
+	subjectsPatience     = 2 * time.Second
+	subjectsPatienceLeaf = 700 * time.Millisecond
+)
+
 // checkSubjects refuses to serve subjects that a stream of the clients captures.
 func (n *Node) checkSubjects(ctx context.Context, nc *nats.Conn) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	patience := subjectsPatience
+	if n.cfg.shared() && n.server != nil {
+		patience = subjectsPatienceLeaf
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	err := jetstream.CheckSubjects(ctx, nc, n.cfg.Prefix)
 	if errors.Is(err, jetstream.ErrNoLeader) {
-		// Nobody says that there is one. It would spoil answers, which clients notice, and never a reservation.
+		// Nobody says that there is one. It would spoil answers, which clients notice, and never a reservation; and neighbors
+		// looks too, by other means, where others are joined.
 		n.logger.Warn("whether a stream captures the service's subjects is not known", "error", err)
 		return nil
 	}

@@ -167,14 +167,16 @@ func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstre
 		bus = nil
 	}
 	p.lead = newLead(bus, n.cfg.Prefix, p.cluster, n.cfg.Name, p.watch.leads, n.guard.Serving)
-	p.neighbors = newNeighbors(svc, n.cfg.Prefix, n.cfg.Name, id.ClusterID, func(why string) {
+	self := greeting{Node: n.cfg.Name, Cluster: id.ClusterID, Catalog: n.catalog.ID(), Incarnation: n.incarnation}
+	p.neighbors = newNeighbors(svc, n.cfg.Prefix, self, n.cfg.shared(), n.linked, n.guard.Serving, func(why string) {
 		n.guard.Foreign(why)
 		if why != "" {
 			n.logger.Error("not serving", "reason", why)
 			return
 		}
-		p.checker.Begin("the service's subjects are this cluster's alone again")
+		p.checker.Begin("the service's subjects are this cluster's alone")
 	})
+	n.guard.Foreign(p.neighbors.listening) // it is told when that is over
 	log.OnAck(func(tag uint64, ack jetstream.Ack) {
 		p.prop.Acked(tag, ack.Seq, ack.Duplicate, ack.Err)
 		if ack.Err == nil {
