@@ -73,7 +73,7 @@ func (c *Client) ask(ctx context.Context, q *question) error {
 					q.overdue = nil
 				}
 			}
-			if err := c.send(q, box); err != nil {
+			if err := c.send(ctx, q, box); err != nil {
 				last = err
 				if q.once && q.open == 0 || errors.Is(err, nats.ErrConnectionClosed) {
 					return q.ended(ctx, last)
@@ -125,13 +125,16 @@ func (q *question) ended(ctx context.Context, last error) error {
 }
 
 // send publishes one try. After an error nothing was sent, and nothing will be.
-func (c *Client) send(q *question, box *box) error {
+func (c *Client) send(ctx context.Context, q *question, box *box) error {
 	// While nats.go reconnects it would keep the bytes and send them later, when nobody wants them any more.
 	if !c.nc.IsConnected() {
 		if c.nc.IsClosed() {
 			return nats.ErrConnectionClosed
 		}
 		return nats.ErrDisconnected
+	}
+	if err := c.inbox.listen(ctx); err != nil {
+		return err
 	}
 	q.tries++
 	if q.tries > 1 {

@@ -27,8 +27,9 @@ type Client struct {
 	seen    atomic.Uint64           // highest seq seen in any answer
 	limits  sync.Map                // sequence → uint64: its max_count, where an answer has told it
 
-	mu     sync.Mutex         // guards the two below
+	mu     sync.Mutex         // guards the three below
 	open   map[*Sequence]bool // not closed yet
+	fresh  map[string]bool    // keys that NewKey made before the first answer, and that were not used yet
 	closed bool
 	wg     sync.WaitGroup // of every goroutine; added to while mu is held and closed is false
 }
@@ -61,7 +62,7 @@ func New(nc *nats.Conn, opts ...Option) (*Client, error) {
 	if nc == nil {
 		return nil, fmt.Errorf("allocnode client: %w", nats.ErrInvalidConnection)
 	}
-	c := &Client{nc: nc, cfg: cfg, logger: cfg.logger, open: make(map[*Sequence]bool)}
+	c := &Client{nc: nc, cfg: cfg, logger: cfg.logger, open: make(map[*Sequence]bool), fresh: make(map[string]bool)}
 	c.inbox.nc = nc
 	c.merge.init()
 	return c, nil
@@ -144,11 +145,36 @@ func (c *Client) saw(seq uint64) {
 	}
 }
 
+// since is what a first attempt says of the log: the last seq that this client knew before it. Before any answer that is 1,
+// which every log has: 0 would say nothing, and a forgotten key would be taken for a new one.
+func (c *Client) since() uint64 { return max(1, c.seen.Load()) }
+
 // NewKey makes a key for [WithKey]: 128 random bits, and how far the log had come when it was made, as this client saw it.
 // Store it before the first call that uses it; after a crash the same call with it gives the same range, or
-// [allocnode.ErrKeyExpired] when the cluster no longer remembers that far back. A client that has had no answer yet makes
-// keys without that guard.
-func (c *Client) NewKey() string { return newKey(c.seen.Load()) }
+// [allocnode.ErrKeyExpired] when the cluster no longer remembers that far back.
+func (c *Client) NewKey() string {
+	key := newKey(c.since())
+	if c.seen.Load() == 0 {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if len(c.fresh) < maxFresh {
+			c.fresh[key] = true
+		}
+	}
+	return key
+}
+
+// maxFresh is how many keys that were made before the first answer are known to be new.
+const maxFresh = 4096
+
+// takeFresh reports, once, that key was made here before the first answer and has not been used.
+func (c *Client) takeFresh(key string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ok := c.fresh[key]
+	delete(c.fresh, key)
+	return ok
+}
 
 // newKey is 32 hexadecimal digits, a dash and since in hexadecimal.
 func newKey(since uint64) string {

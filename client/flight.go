@@ -95,8 +95,8 @@ func (m *merger) freezeLocked(c *Client) *flight {
 		f.gate = make(chan struct{})
 	}
 	f.attached = len(f.seats)
-	f.since = c.seen.Load()
-	if first.alone {
+	f.since = c.since()
+	if first.alone && !first.fresh {
 		f.since = first.since
 	}
 	switch {
@@ -285,10 +285,10 @@ func (c *Client) divideLocked(f *flight) {
 			m.bounds[it.sequence] = it.count / 2
 			back = append(back, apart(it.seats)...)
 			continue
-		case res.Err.Code == allocnode.CodeKeyExpired && f.q.tries == 1 && !it.seats[0].alone &&
+		case res.Err.Code == allocnode.CodeKeyExpired && f.q.tries == 1 && (!it.seats[0].alone || it.seats[0].fresh) &&
 			it.seats[0].expired < maxExpired:
-			// This client has been idle for longer than the window reaches back. The request was sent once, and carved
-			// nothing; and its answer tells a newer seq.
+			// This client is new, or has been idle for longer than the window reaches back. The request was sent once, and
+			// carved nothing; and its answer tells a newer seq.
 			for _, s := range it.seats {
 				s.expired++
 			}

@@ -1,10 +1,13 @@
 package client
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 )
@@ -17,6 +20,8 @@ type inbox struct {
 	mu     sync.Mutex // guards all below; held while subscribing, which only queues bytes
 	prefix string     // ends in a dot; empty before the first use
 	sub    *nats.Subscription
+	before error // the connection's last error before sub was made
+	taken  bool  // the server has taken sub
 	last   uint64
 	boxes  map[string]*box
 	closed bool
@@ -46,13 +51,8 @@ func (in *inbox) open(size int) (*box, error) {
 	if in.closed {
 		return nil, ErrClosed
 	}
-	if in.sub == nil {
-		prefix := in.nc.NewInbox() + "."
-		sub, err := in.nc.Subscribe(prefix+"*.*", in.deliver)
-		if err != nil {
-			return nil, err
-		}
-		in.prefix, in.sub, in.boxes = prefix, sub, make(map[string]*box)
+	if in.prefix == "" {
+		in.prefix, in.boxes = in.nc.NewInbox()+".", make(map[string]*box)
 	}
 	in.last++
 	b := &box{in: in, id: strconv.FormatUint(in.last, 36), ch: make(chan answer, size)}
@@ -60,6 +60,53 @@ func (in *inbox) open(size int) (*box, error) {
 	in.boxes[b.id] = b
 	return b, nil
 }
+
+// listen subscribes, and returns nil once the server has taken that. Nothing is sent before: a request whose answer may not
+// come in is carried out all the same, and what it got is lost.
+func (in *inbox) listen(ctx context.Context) error {
+	sub, before, err := in.subscribe()
+	if sub == nil || err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, listenTimeout) // nats.go wants a deadline
+	defer cancel()
+	if err := in.nc.FlushWithContext(ctx); err != nil {
+		return fmt.Errorf("listen for answers: %w", err)
+	}
+	err = in.nc.LastError() // the server refuses before it answers the flush
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	switch {
+	case in.sub != sub: // another call has seen it before
+		return fmt.Errorf("listen for answers: %w", nats.ErrBadSubscription)
+	case err != before && errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), `"`+in.prefix):
+		in.sub = nil
+		_ = sub.Unsubscribe()
+		return fmt.Errorf("listen for answers, see nats.CustomInboxPrefix: %w", err)
+	}
+	in.taken = true
+	return nil
+}
+
+// subscribe returns the subscription that the server may not have taken yet, nil once it has, and the connection's last
+// error before.
+func (in *inbox) subscribe() (sub *nats.Subscription, before, err error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	switch {
+	case in.closed:
+		return nil, nil, ErrClosed
+	case in.taken:
+		return nil, nil, nil
+	case in.sub == nil:
+		in.before = in.nc.LastError()
+		in.sub, err = in.nc.Subscribe(in.prefix+"*.*", in.deliver)
+	}
+	return in.sub, in.before, err
+}
+
+// listenTimeout bounds one wait for the server, which answers at once.
+const listenTimeout = 2 * time.Second
 
 func (in *inbox) deliver(m *nats.Msg) {
 	id, try, _ := strings.Cut(m.Subject[min(len(in.prefix), len(m.Subject)):], ".")

@@ -15,6 +15,7 @@ type seat struct {
 	call
 	since uint64 // where alone is set: of an attempt that another process may have made, or 0
 	alone bool   // has a since of its own, so it needs a request of its own
+	fresh bool   // alone, but its key was made here and is used for the first time
 
 	outcome  // written once, under merger.mu, before answered
 	answered atomic.Bool

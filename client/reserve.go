@@ -65,7 +65,7 @@ func (m *merger) seatOf(c *Client, q *call) (s *seat, gate chan struct{}, err er
 		if s, gate, err = m.reclaim(c, q); s != nil || err != nil {
 			return s, gate, err
 		}
-		s = &seat{call: *q}
+		s = &seat{call: *q, fresh: c.takeFresh(q.key)}
 	} else {
 		s = seats.Get().(*seat)
 		*s = seat{call: *q}

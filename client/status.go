@@ -57,7 +57,7 @@ func (c *Client) Status(ctx context.Context) ([]NodeStatus, error) {
 		return nil, fmt.Errorf("status: %w", &unsentError{cause: err})
 	}
 	defer box.close()
-	if err := c.send(&question{subject: c.cfg.prefix + ".status"}, box); err != nil {
+	if err := c.send(ctx, &question{subject: c.cfg.prefix + ".status"}, box); err != nil {
 		return nil, fmt.Errorf("status: %w", &unsentError{cause: err})
 	}
 	var all []NodeStatus
