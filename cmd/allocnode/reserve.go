@@ -24,7 +24,7 @@ func newReserve() *cobra.Command {
 
 With --key, repeating the command gives the same range again, from any node, for as long as the cluster remembers the key:
 by default the last 131,072 reservations that had one. After that it reserves a new one. When a command ends without an
-answer, its error names the key to repeat it with.`,
+answer, its error names a key to repeat it with, which once forgotten is refused.`,
 		Example: "  allocnode reserve orders 1000\n  allocnode reserve orders --count 1000 --key import-7 --json",
 		Args:    between(1, "SEQUENCE", "COUNT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
