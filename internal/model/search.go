@@ -29,13 +29,14 @@ type origin struct {
 }
 
 // search goes through all states of w, breadth first, until one step breaks any of the invariants looked for. Where it
-// finds none, it has seen every state that there is.
-func (w *world) search(looked invariants) result {
+// finds none, it has seen every state that there is. visit, if not nil, is shown every step that changes anything.
+func (w *world) search(looked invariants, visit func(before *state, st step, after *state)) result {
 	first := w.start()
 	w.settle(&first)
 	index := map[state]uint32{first: 0}
 	origins := []origin{{}}
 	level, next := []state{first}, []state(nil)
+	var s state // here, so that not every step allocates one
 	var r result
 	for ; len(level) > 0; level, next = next, level[:0] {
 		for i := range level {
@@ -44,8 +45,11 @@ func (w *world) search(looked invariants) result {
 				if r.broken != 0 {
 					return
 				}
-				s := level[i]
+				s = level[i]
 				broken := w.do(&s, st) & looked
+				if visit != nil && s != level[i] {
+					visit(&level[i], st, &s)
+				}
 				w.settle(&s)
 				if _, known := index[s]; known && broken == 0 {
 					return
@@ -74,9 +78,19 @@ func (w *world) search(looked invariants) result {
 	return r
 }
 
-// settle renames the nodes, which are all alike, so that states that differ in names alone become one, as far as a look at
-// each node by itself tells. Which renaming it is cannot make a search miss anything. was has the old name of each node.
+// settle makes one of states between which no later step and no invariant can tell. It forgets what is on its way to a log
+// that is full, and disks that nobody will read any more. And it renames the nodes, which are all alike, as far as a look
+// at each by itself tells; any renaming is right. was has the old name of each node.
 func (w *world) settle(s *state) (was [maxNodes]uint8) {
+	if s.log[w.log-1] != (entry{}) {
+		s.onWay = [maxOnWay]entry{}
+	}
+	if s.left.crashes == 0 {
+		for i := range s.nodes {
+			n := &s.nodes[i]
+			n.deltas, n.next, n.disk = [maxLog]delta{}, maxLog+1, disk{}
+		}
+	}
 	var order, name [maxNodes]uint8
 	for i := range order {
 		order[i] = uint8(i)

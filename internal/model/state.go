@@ -87,12 +87,12 @@ type delta struct{ hwm, key uint8 }
 type node struct {
 	run     uint8
 	counter uint8
-	flights [maxCounter + 1]op // waiters, by the counter of the entry that they wait for
 	cursor  uint8
+	next    uint8              // seq of the delta that is stored next
+	flights [maxCounter + 1]op // waiters, by the counter of the entry that they wait for
 	machine machine
 	batch   ids           // reserved for the node, and not given away yet
 	deltas  [maxLog]delta // by seq-1: from next to cursor, not stored yet
-	next    uint8         // seq of the delta that is stored next
 	disk    disk
 }
 
@@ -115,7 +115,7 @@ type budget struct {
 	faults  uint8 // writes that fail, with retryDelta off
 }
 
-// state is one moment of the whole system. It is comparable.
+// state is one moment of the whole system. It is a map's key, and hashed at once where no field needs padding before it.
 type state struct {
 	log   [maxLog]entry   // committed: by seq-1. What is here is on a majority's disks and is never lost
 	onWay [maxOnWay]entry // appended, and not in the log, perhaps never; in order, so that equal sets are equal states
@@ -125,9 +125,9 @@ type state struct {
 	// What the invariants compare with. The protocol does not look at it.
 	at       [maxLog + 1]machine // the state that the first node to come to a cursor had there
 	known    uint8               // bit cursor: at is set
+	answered uint8               // first id of the range that the key was first answered with; 0 before
 	toKey    ids                 // issued to those who know the key
 	toOthers ids                 // issued to anybody else, each id to one of them
-	answered uint8               // first id of the range that the key was first answered with; 0 before
 }
 
 func (s *state) last() uint8 {
