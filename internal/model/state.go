@@ -144,6 +144,7 @@ type world struct {
 	log    uint8 // entries that the log may hold, at most maxLog
 	budget budget
 	off    guard
+	whole  bool // states are taken as they come: see settle
 }
 
 func (w *world) on(g guard) bool { return w.off&g == 0 }
