@@ -45,6 +45,7 @@ var layers = []layer{
 		"the one place where the parts meet",
 	},
 	{"internal/e2e", nil, "tests only: nothing of the product"},
+	{"internal/model", nil, "a model that shared code with the product would share its mistakes"},
 	{"internal/benchmark", nil, "tests only: nothing of the product"},
 	{
 		"cmd/allocnode", []string{".", "internal/wire", "client", "internal/node"},
