@@ -7,31 +7,31 @@
 // the tests take out one after the other, want the hazard that it stands against (docs/DESIGN.md, hazards 1 to 4, and three
 // more) to be found, and with all guards in want nothing found in any state.
 //
-// What each action stands for. The table is the claim that the model is of this product; who changes the code on the right
-// looks whether the left still says what it does.
+// What each action stands for. The table is the claim that the model is of this product, and a test looks whether the
+// functions are still there; who changes one looks whether the left still says what it does.
 //
-//	submit     internal/propose launchLocked, encode: the next counter, a flight with its waiters, one append; for a batch
-//	           internal/next Pool.refill. One entry holds one operation here
-//	again      internal/propose retriesLocked: the same bytes under the same id. JetStream's own window is best effort, so
-//	           both may be stored
-//	commit     jetstream Log.Append, and Raft: at any time after the append, also when nobody waits any more, or never.
+//	submit     internal/propose/propose.go:launchLocked and :encode: the next counter, a flight with its waiter, an append. For
+//	           a batch internal/next/refill.go:refill. One entry holds one operation here
+//	again      internal/propose/flight.go:retriesLocked: the same bytes under the same id. JetStream's own window is best
+//	           effort, so both may be stored
+//	commit     jetstream/log.go:Append, and Raft: at any time after the append, also when nobody waits any more, or never.
 //	           Appends overtake one another
-//	deliver    internal/node replica.take, fill, apply: any seq at any time (the feed may drop, repeat and skip), then
-//	           apply Machine.Apply, kv Committer.Submit, internal/next Pool.Advanced, internal/propose Proposer.Applied,
-//	           and for a refill Pool.arrived. In the code a crash may come between these; here it finds the same, as a give-up
-//	           before or a crash before the next persist
-//	giveUp     internal/propose expireLocked: the waiter leaves, the entry may still come
-//	persist    kv Committer.Run, Catalog.Commit: a run of one delta. A longer run is several with no crash between
-//	fail       kv Committer.commit, when the write fails and it did not try the same run again
-//	take       internal/next batch.give
-//	crash      the end of the process, internal/node openCatalog (kv Catalog.Load, apply Restorer) and a new incarnation. A
+//	deliver    internal/node/replica.go:take, :fill, :apply: any seq at any time, since the feed may drop, repeat and skip.
+//	           Then apply/machine.go:Apply, kv/committer.go:Submit, internal/next/pool.go:Advanced,
+//	           internal/propose/propose.go:Applied, and for a refill internal/next/refill.go:arrived. In the code a crash may
+//	           come between these: here that is a give-up, and then all of them
+//	giveUp     internal/propose/flight.go:expireLocked: the waiter leaves, the entry may still come
+//	persist    kv/committer.go:Run, kv/commit.go:Commit: a run of one delta. A longer run is several without a crash between
+//	fail       kv/committer.go:commit, where a write fails, if it did not try the same run again
+//	take       internal/next/batch.go:give
+//	crash      the end of the process; then internal/node/node.go:New (the incarnation) and :openCatalog, kv/load.go:Load. A
 //	           node that is down is one that takes no step
 //	bind       nothing in the code: the side channel of hazard 1
-//	lateWrite  nothing in the code: the write of an advance by itself, of hazard 2
+//	lateWrite  nothing in the code: the advance that is written by itself, of hazard 2
 //
-// The guards are in apply.Machine.Apply (noGap), entryWindow.has (dedupe), Machine.advance with its touch (advanceInDelta),
-// kv Catalog.write (atomicCommit), Committer.commit (retryDelta), Proposer.Applied (incarnation), in what Machine does not
-// export (logOnly), and in that next.Pool never stores a batch (forgetBatch).
+// The guards are in apply/machine.go:Apply (noGap) and :applyEntry (dedupe), apply/ops.go:advance, which calls :touch
+// (advanceInDelta), kv/commit.go:write (atomicCommit), kv/committer.go:commit (retryDelta), internal/propose/propose.go:Applied
+// (incarnation), in what apply.Machine does not export (logOnly), and in that internal/next stores nothing (forgetBatch).
 //
 // What is not in it: the loss of the log's end, checks and fences (hazards 10 and 12), windows that overflow (14), exhaustion
 // (6), several operations in one entry (13), locks (8, 9) and time (5): their tests are in the packages. A second line of

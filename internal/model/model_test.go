@@ -1,6 +1,8 @@
 package model
 
 import (
+	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -171,5 +173,29 @@ func TestHazards(t *testing.T) {
 				t.Log(r)
 			}
 		})
+	}
+}
+
+// The functions that the package's table speaks of are where it says.
+// Checked: with one of them misspelt this fails.
+func TestTable(t *testing.T) {
+	doc, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`([\w/]+\.go)?:(\w+)`).FindAllStringSubmatch(string(doc), -1)
+	if len(found) < 20 {
+		t.Errorf("the table names %d places", len(found))
+	}
+	var code []byte // of the file named last
+	for _, place := range found {
+		if place[1] != "" {
+			if code, err = os.ReadFile("../../" + place[1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !regexp.MustCompile(`(?m)^func (\([^)]*\) )?` + place[2] + `\(`).Match(code) {
+			t.Errorf("there is no function %s", place[0])
+		}
 	}
 }
