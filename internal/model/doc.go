@@ -30,8 +30,9 @@
 //	lateWrite  nothing in the code: the advance that is written by itself, of hazard 2
 //
 // The guards are in apply/machine.go:Apply (noGap) and :applyEntry (dedupe), apply/ops.go:advance, which calls :touch
-// (advanceInDelta), kv/commit.go:write (atomicCommit), kv/committer.go:commit (retryDelta), internal/propose/propose.go:Applied
-// (incarnation), in what apply.Machine does not export (logOnly), and in that internal/next stores nothing (forgetBatch).
+// (advanceInDelta), kv/commit.go:write (atomicCommit), kv/committer.go:commit (retryDelta),
+// internal/propose/propose.go:Applied (incarnation), in what apply.Machine does not export (logOnly), and in that
+// internal/next stores nothing (forgetBatch).
 //
 // What is not in it: the loss of the log's end, checks and fences (hazards 10 and 12), windows that overflow (14), exhaustion
 // (6), several operations in one entry (13), locks (8, 9) and time (5): their tests are in the packages. A second line of

@@ -46,7 +46,8 @@ var raceEnabled bool
 // log, ids were issued twice.
 func TestGuarded(t *testing.T) {
 	floors := map[string]int{
-		"retries": 650_000, "restarts": 270_000, "imports": 265_000, "batches": 460_000, "everything": 1_000_000, "three nodes": 250_000,
+		"retries": 650_000, "restarts": 270_000, "imports": 265_000, "batches": 460_000, "everything": 1_000_000,
+		"three nodes": 250_000,
 	}
 	var mu sync.Mutex
 	met := make(map[string]int)
@@ -135,21 +136,21 @@ func carved(before *state, st step, after *state) bool {
 // for by themselves, since replicas that differ have not yet issued an id twice. go test -v prints the traces.
 func TestHazards(t *testing.T) {
 	for _, c := range []struct {
-		name   string
+		name   string // with the number of its hazard
 		off    guard
 		world  string
 		first  invariants
 		others []invariants
 		via    string // a step of the shortest trace without which it would be another hazard
 	}{
-		{"1, a side channel lifts a hwm", logOnly, "retries", agreement, []invariants{unique, sameRange}, "lifted outside the log"},
-		{"2, an advance is stored by itself", advanceInDelta, "imports", agreement, []invariants{unique, monotonic}, "an advance"},
-		{"2, the cursor is stored before its records", atomicCommit, "retries", agreement, []invariants{unique, sameRange}, "crashes"},
-		{"3, what could not be stored is passed over", retryDelta, "retries", agreement, []invariants{unique, sameRange}, "carries on"},
-		{"4, a request id without the incarnation", incarnation, "retries", ownEntry, []invariants{unique, sameRange}, "crashes"},
-		{"a gap is ignored", noGap, "retries", once, []invariants{unique, sameRange, agreement}, "at cursor 0, is brought seq 2"},
-		{"a copy is applied", dedupe, "retries", once, nil, "once more"},
-		{"a batch is resumed from disk", forgetBatch, "batches", unique, nil, "crashes"},
+		{"1 a side channel", logOnly, "retries", agreement, []invariants{unique, sameRange}, "lifted outside the log"},
+		{"2 an advance by itself", advanceInDelta, "imports", agreement, []invariants{unique, monotonic}, "an advance"},
+		{"2 cursor before records", atomicCommit, "retries", agreement, []invariants{unique, sameRange}, "crashes"},
+		{"3 persist failed", retryDelta, "retries", agreement, []invariants{unique, sameRange}, "carries on"},
+		{"4 request id", incarnation, "retries", ownEntry, []invariants{unique, sameRange}, "crashes"},
+		{"gap", noGap, "retries", once, []invariants{unique, sameRange, agreement}, "at cursor 0, is brought seq 2"},
+		{"copy", dedupe, "retries", once, nil, "once more"},
+		{"batch from disk", forgetBatch, "batches", unique, nil, "crashes"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -22,8 +22,10 @@ const (
 
 func (i invariants) String() string {
 	var names []string
-	for bit, name := range []string{"no id is issued twice", "a waiter gets its own entry's range", "the same key, the same range",
-		"an entry carves once", "a hwm never decreases", "equal state at equal cursor"} {
+	for bit, name := range []string{
+		"no id is issued twice", "a waiter gets its own entry's range", "the same key, the same range",
+		"an entry carves once", "a hwm never decreases", "equal state at equal cursor",
+	} {
 		if i&(1<<bit) != 0 {
 			names = append(names, name)
 		}
@@ -245,7 +247,7 @@ func (w *world) deliver(s *state, i, seq uint8) (broken invariants) {
 	case e.op == keyed && m.key != 0:
 		start, count, carves = m.key, keyedIDs, false
 	default:
-		start, count = m.hwm+1, map[op]uint8{keyed: keyedIDs, plain: 1, refill: batchIDs}[e.op]
+		start, count = m.hwm+1, [kinds]uint8{keyed: keyedIDs, plain: 1, refill: batchIDs}[e.op]
 		m.hwm += count
 		d.hwm = m.hwm
 		if e.op == keyed {
