@@ -19,6 +19,7 @@ MUTANTS := \
 	mutant_gap:apply:TestThreeReplicas \
 	mutant_gap:apply:TestScripts \
 	mutant_gap:apply:TestErrorsLeaveTheStateUntouched \
+	mutant_gap:internal/node:TestReplicaFillsGapsFromTheCursor \
 	mutant_batchdisk:internal/node:TestNextAfterRestart \
 	mutant_nodedupe:apply:TestThreeReplicas \
 	mutant_nodedupe:apply:TestScripts \

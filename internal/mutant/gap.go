@@ -2,5 +2,5 @@
 
 package mutant
 
-// Gap: an entry beyond the next one is applied all the same.
+// Gap: an entry beyond the next one is applied, and what lies between is not read.
 const Gap = true

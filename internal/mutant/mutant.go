@@ -5,7 +5,7 @@
 //
 //	go build -tags mutant_gap ./cmd/allocnode
 //
-// Each constant is used at the one place where its guard is. docs/TESTING.md has the list, with what caught each, and make
+// Each constant is used where its guard is, and nowhere else. docs/TESTING.md has the list, with what caught each, and make
 // mutants tries it. The package imports nothing, holds nothing but the constants, and its files come in pairs, one for the
 // tag and one for its absence.
 package mutant
