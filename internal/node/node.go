@@ -111,7 +111,7 @@ func (e *serverError) Unwrap() error { return e.err }
 
 func (n *Node) run(ctx context.Context) (err error) {
 	if names := mutant.Active(); len(names) > 0 {
-		n.logger.Error("this build is for tests only: it goes without a guard, and issues ids twice", "mutants", names)
+		n.logger.Error("this build is for tests only: it goes without a guard, and may issue an id twice", "mutants", names)
 	}
 	lock, err := jetstream.LockDir(n.cfg.DataDir)
 	if err != nil {
