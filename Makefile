@@ -10,10 +10,25 @@ BENCHTIME ?= 1x
 # The real binary's tests run by themselves: beside others they would measure the machine's load.
 LIST := set -e; pkgs=$$($(GO) list ./...); pkgs=$$(echo "$$pkgs" | grep -v '/internal/e2e$$')
 
+# A guard that may be left out by a build tag, and a test that must notice. docs/TESTING.md says why it does.
+MUTANTS := \
+	mutant_cursorfirst:kv:TestEveryTransactionIsWhole \
+	mutant_cursorfirst:kv:TestFailedCommit \
+	mutant_noincarnation:internal/propose:TestOtherIncarnation \
+	mutant_noincarnation:internal/propose:TestRandom \
+	mutant_gap:apply:TestThreeReplicas \
+	mutant_gap:apply:TestScripts \
+	mutant_gap:apply:TestErrorsLeaveTheStateUntouched \
+	mutant_gap:internal/node:TestReplicaFillsGapsFromTheCursor \
+	mutant_batchdisk:internal/node:TestNextAfterRestart \
+	mutant_nodedupe:apply:TestThreeReplicas \
+	mutant_nodedupe:apply:TestScripts \
+	mutant_nodedupe:apply:TestEntryIDHasTheIncarnation
+
 # Two cores have enough to do with one target.
 .NOTPARALLEL:
 
-.PHONY: help build run test unit e2e fuzz bench fmt lint tools clean
+.PHONY: help build run test unit e2e mutants fuzz bench fmt lint tools clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,13 +39,34 @@ build: ## build bin/allocnode
 run: build ## start three nodes on this machine, reserve 1000 ids, stay until Ctrl-C; DATA=dir keeps the data
 	@exec bin/allocnode dev --try orders:1000 $(if $(DATA),--data '$(DATA)')
 
-test: tools lint unit fuzz e2e ## everything: lint, tests with the race detector, fuzzing, the real binary (under 10 minutes)
+test: tools lint unit mutants fuzz e2e ## everything: lint, tests with the race detector, mutants, fuzzing, the real binary (under 10 minutes)
 
 unit: ## the packages' tests with the race detector
 	@$(LIST); $(GO) test -race -timeout 6m $$pkgs
 
+# The binary is built by the test, so that go test does not know what an old result rests on.
 e2e: tools ## the real binary and the real nats CLI, with the race detector
-	$(GO) test -race -timeout 8m ./internal/e2e
+	$(GO) test -race -count=1 -timeout 8m ./internal/e2e
+
+# A mutant that does not build, and a test that fails without it, would look like one that was caught.
+mutants: ## builds with one guard taken out, each of which its tests must catch (under 3 minutes)
+	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; survived=0; last=; \
+	for m in $(MUTANTS); do \
+		tag=$${m%%:*}; test=$${m##*:}; pkg=$${m#*:}; pkg=$${pkg%:*}; \
+		if [ "$$tag $$pkg" != "$$last" ]; then \
+			$(GO) test -c -tags "$$tag" -o "$$dir/mutant" ./$$pkg; $(GO) test -c -o "$$dir/product" ./$$pkg; last="$$tag $$pkg"; \
+		fi; \
+		run="-test.run ^$$test$$ -test.timeout 60s -test.v"; \
+		if ! (cd $$pkg && "$$dir/product" $$run) > "$$dir/out" 2>&1 || ! grep -q "^--- PASS: $$test" "$$dir/out"; then \
+			cat "$$dir/out"; echo "$$pkg $$test fails without $$tag, or is not there"; exit 1; \
+		elif (cd $$pkg && "$$dir/mutant" $$run) > "$$dir/out" 2>&1; then \
+			echo "$$tag SURVIVED $$pkg $$test"; survived=1; \
+		elif grep -q "^--- FAIL: $$test" "$$dir/out"; then \
+			echo "$$tag caught by $$pkg $$test"; \
+		else \
+			cat "$$dir/out"; echo "$$tag ended $$pkg $$test, which did not say why"; exit 1; \
+		fi; \
+	done; exit $$survived
 
 # One target at a time is all that go test takes.
 fuzz: ## each fuzz target for FUZZTIME (10s)

@@ -26,8 +26,12 @@ type layer struct {
 var layers = []layer{
 	{".", nil, "the shared words: every package speaks them, so they rest on none"},
 	{"internal/wire", []string{"."}, "formats are bounds and bytes, and know nothing of who reads them"},
-	{"apply", []string{".", "internal/wire"}, "the state machine sees the log's bytes and nothing else"},
-	{"internal/propose", []string{".", "internal/wire"}, "group commit is tried against a log that is a slice"},
+	{"internal/mutant", nil, "constants, all false in the product: what is pure may have it too"},
+	{"apply", []string{".", "internal/wire", "internal/mutant"}, "the state machine sees the log's bytes and nothing else"},
+	{
+		"internal/propose", []string{".", "internal/wire", "internal/mutant"},
+		"group commit is tried against a log that is a slice",
+	},
 	{
 		"internal/next", []string{".", "internal/wire", "internal/propose"},
 		"batches are tried against a log that is a slice",
@@ -38,13 +42,16 @@ var layers = []layer{
 	},
 	{"client", []string{".", "internal/wire"}, "a user's program links it"},
 	{"jetstream", []string{".", "internal/wire"}, "the log is bytes by seq: what they mean is not its business"},
-	{"kv", []string{".", "internal/wire", "apply"}, "the catalog stores what apply gives it, as it comes"},
+	{"kv", []string{".", "internal/wire", "internal/mutant", "apply"}, "the catalog stores what apply gives it, as it comes"},
 	{
 		"internal/node",
-		[]string{".", "internal/wire", "apply", "internal/propose", "internal/next", "internal/service", "jetstream", "kv"},
+		[]string{
+			".", "internal/wire", "internal/mutant", "apply", "internal/propose", "internal/next", "internal/service", "jetstream", "kv",
+		},
 		"the one place where the parts meet",
 	},
 	{"internal/e2e", nil, "tests only: nothing of the product"},
+	{"internal/model", nil, "a model that shared code with the product would share its mistakes"},
 	{"internal/benchmark", nil, "tests only: nothing of the product"},
 	{
 		"cmd/allocnode", []string{".", "internal/wire", "client", "internal/node"},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash"
 
+	"github.com/allocnode/allocnode/internal/mutant"
 	"github.com/allocnode/allocnode/internal/wire"
 )
 
@@ -102,7 +103,7 @@ func (m *Machine) Apply(seq uint64, data []byte) (Outcomes, Delta, error) {
 		}
 		return Outcomes{Seq: seq, Replay: true}, Delta{}, nil
 	}
-	if seq != m.head.Cursor+1 {
+	if seq != m.head.Cursor+1 && !mutant.Gap {
 		return Outcomes{}, Delta{}, &GapError{Want: m.head.Cursor + 1, Got: seq}
 	}
 
@@ -162,7 +163,7 @@ func (m *Machine) applyEntry(seq uint64, out *Outcomes) (records []Record) {
 	case e.Cursor >= seq:
 		out.Fence = m.raise(seq, fmt.Sprintf("the log lost entries: %s had applied seq %d when it proposed the entry that now stands at %d",
 			e.Node, e.Cursor, seq))
-	case m.entries.has(e.ID), e.Cursor+1 < m.entries.first:
+	case m.entries.has(e.ID) && !mutant.NoDedupe, e.Cursor+1 < m.entries.first:
 		// Its first copy, if there was one, stands above its proposer's cursor. Where the window no longer reaches back
 		// that far, "absent" proves nothing: such an entry is taken for a copy. Its proposer gave it up long ago.
 		out.Duplicate = true

@@ -8,6 +8,7 @@ import (
 	"github.com/dgraph-io/badger/v4"
 
 	"github.com/allocnode/allocnode/apply"
+	"github.com/allocnode/allocnode/internal/mutant"
 )
 
 // The side file is written at least this often while commits go on.
@@ -155,6 +156,11 @@ func contradicts(h, w apply.Head) error {
 // records of the failed attempt, and head and records must be those of one moment.
 func (c *Catalog) write(r run, last, witness apply.Head) (err error) {
 	defer recovered("badger", &err)
+	if mutant.CursorFirst {
+		if err := c.storeHeadAlone(last); err != nil {
+			return err
+		}
+	}
 	txn := c.db.NewTransaction(true)
 	defer txn.Discard()
 

@@ -196,6 +196,30 @@ func TestFailedCommit(t *testing.T) {
 	}
 }
 
+// A crash may come after any transaction: what it leaves is the state that its head says.
+// Checked: with the mutant CursorFirst this fails, and TestKilled may not: the moment between two transactions is short.
+func TestEveryTransactionIsWhole(t *testing.T) {
+	c := newCatalog(t)
+	var crashed []string
+	c.commitTxn = func(txn *badger.Txn) error {
+		err := txn.Commit()
+		crashed = append(crashed, snapshot(t, c.dir))
+		return err
+	}
+	for _, upTo := range []uint64{1, 10, 11} {
+		mustCommit(t, c, deltas(c.Head().Cursor+1, upTo, 20))
+	}
+	if len(crashed) < 3 {
+		t.Fatalf("%d transactions for 3 runs", len(crashed))
+	}
+	for i, dir := range crashed {
+		head, got, err := load(t, mustOpen(t, dir))
+		if err != nil || head != headAt(head.Cursor) || !maps.Equal(got, modelAt(head.Cursor, 20)) {
+			t.Errorf("after transaction %d: head %+v with %d records, want those of its cursor; %v", i+1, head, len(got), err)
+		}
+	}
+}
+
 // Checked: without the recover in write, the panic ends the process, and with it the node that should halt and say why.
 func TestBadgerPanics(t *testing.T) {
 	c := newCatalog(t)

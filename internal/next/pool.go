@@ -59,6 +59,7 @@ const (
 type Pool struct {
 	cfg    Config
 	submit Submitter
+	disk   disk // of a mutant, see there
 
 	mu      sync.Mutex // guards all below, and every batch
 	gate    gate
@@ -175,6 +176,7 @@ func (p *Pool) makeLocked(name string, now time.Time) *batch {
 		delete(p.batches, oldest.name)
 	}
 	b := &batch{name: name, size: p.cfg.Least, low: 1, most: p.cfg.Most, last: now}
+	p.disk.resume(b)
 	p.batches[name] = b
 	return b
 }

@@ -68,6 +68,7 @@ func (p *Pool) arrived(f refill, r allocnode.Range) {
 	f.b.exhausted = r.Count() < f.count
 	if f.drops == p.drops { // otherwise the node was refused meanwhile: it holds nothing from before that
 		f.b.install(r)
+		p.disk.save(f.b)
 	}
 	p.serveLocked(f.b, time.Now(), &d)
 	p.mu.Unlock()

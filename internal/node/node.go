@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/allocnode/allocnode/apply"
+	"github.com/allocnode/allocnode/internal/mutant"
 	"github.com/allocnode/allocnode/internal/next"
 	"github.com/allocnode/allocnode/internal/propose"
 	"github.com/allocnode/allocnode/internal/service"
@@ -109,6 +110,9 @@ func (e *serverError) Error() string { return e.err.Error() }
 func (e *serverError) Unwrap() error { return e.err }
 
 func (n *Node) run(ctx context.Context) (err error) {
+	if names := mutant.Active(); len(names) > 0 {
+		n.logger.Error("this build is for tests only: it goes without a guard, and may issue an id twice", "mutants", names)
+	}
 	lock, err := jetstream.LockDir(n.cfg.DataDir)
 	if err != nil {
 		return err

@@ -145,6 +145,7 @@ func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstre
 			n.fence(fmt.Sprintf("the log lost entries: it stored an entry of this node at seq %d, which had applied seq %d", seq, cursor))
 		})
 	p.pool = next.New(next.DefaultConfig(), p.prop)
+	keepBatches(p.pool, n.cfg.DataDir)
 	n.guard.setGates(p.prop, p.pool)
 
 	p.replica = newReplica(machine, n.catalog.Witness(), log, n.store, replicaEvents{

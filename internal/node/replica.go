@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/allocnode/allocnode/apply"
+	"github.com/allocnode/allocnode/internal/mutant"
 	"github.com/allocnode/allocnode/internal/wire"
 	"github.com/allocnode/allocnode/jetstream"
 )
@@ -225,10 +226,10 @@ func (r *replica) Run(ctx context.Context) error {
 
 // take applies a message of the feed, after what is missing before it.
 func (r *replica) take(ctx context.Context, msg jetstream.Message) {
-	if msg.Seq > r.Head().Cursor+1 {
+	if msg.Seq > r.Head().Cursor+1 && !mutant.Gap {
 		r.fill(ctx, msg.Seq-1)
 	}
-	if msg.Seq <= r.Head().Cursor+1 {
+	if msg.Seq <= r.Head().Cursor+1 || mutant.Gap {
 		r.apply(ctx, msg)
 	}
 }
