@@ -190,7 +190,8 @@ func (n *neighbors) hear(h heard) {
 		n.answer(g)
 	case g.Node != n.self.Node:
 	case g.Incarnation == n.self.Incarnation:
-		if n.from > 0 && g.Number >= n.from {
+		// Answers do not count: they may follow one another at once, and others want two intervals to be heard.
+		if n.from > 0 && g.Number >= n.from && !g.Answer {
 			if n.own++; n.own >= greetBack {
 				n.listening = ""
 			}

@@ -102,7 +102,7 @@ func TestLeafNode(t *testing.T) {
 }
 
 // A second cluster that comes has not served for a moment, and the first does not any more before it could. Both look before
-// they serve. Checked: with shared false in assemble, west served before it heard east.
+// they serve. Checked: with shared false, west served before it heard east.
 func TestNewcomerListensFirst(t *testing.T) {
 	t.Parallel()
 	port := freePorts(t, 1)[0]
@@ -346,5 +346,23 @@ func TestListening(t *testing.T) {
 		}
 	case <-time.After(10 * time.Second):
 		t.Error("it goes on listening")
+	}
+
+	// Checked: with the answers counted it was sure after three of those.
+	own := greeting{Node: "n1", Cluster: wire.ID{1}, Incarnation: wire.ID{3}, Number: 1, Answer: true}
+	n := newNeighbors(r.nc, "alloc", own, true, nil, nil, nil)
+	n.from = 1
+	for range greetBack {
+		n.hear(heard{greeting: own})
+	}
+	if n.listening == "" {
+		t.Error("its own answers made it sure")
+	}
+	own.Answer = false
+	for range greetBack {
+		n.hear(heard{greeting: own})
+	}
+	if n.listening != "" {
+		t.Error("its own greetings do not make it sure")
 	}
 }
