@@ -267,6 +267,9 @@ func (m *Machine) EntryHash(seq uint64) (wire.Digest, bool) {
 	return kept.hash, ok
 }
 
+// Oldest is the seq of the oldest entry that EntryHash still knows; 0 before the first.
+func (m *Machine) Oldest() uint64 { return m.entries.first }
+
 // HashEntry is the hash of an entry's bytes that [Machine.EntryHash] returns.
 func HashEntry(data []byte) (d wire.Digest) {
 	full := sha256.Sum256(data)

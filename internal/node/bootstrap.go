@@ -25,6 +25,7 @@ type hello struct {
 	Empty   bool    `json:"empty"` // the catalog has never held anything, and there are no files of a log
 	Cluster wire.ID `json:"cluster,omitzero"`
 	Cursor  uint64  `json:"cursor"`
+	Epoch   uint64  `json:"epoch"`
 }
 
 // remembers says why h is not empty.
@@ -282,8 +283,10 @@ func askHellos(ctx context.Context, nc *nats.Conn, prefix string, nodes []string
 // helloOf is what this node says of its catalog.
 func helloOf(node string, catalog wire.ID, witness, head apply.Head, files bool) hello {
 	known := witness
-	if known.Cursor < head.Cursor || known.ClusterID.IsZero() {
+	if known.Epoch < head.Epoch || known.Epoch == head.Epoch && known.Cursor < head.Cursor || known.ClusterID.IsZero() {
 		known = head
 	}
-	return hello{Node: node, Catalog: catalog, Empty: known == apply.Head{} && !files, Cluster: known.ClusterID, Cursor: known.Cursor}
+	return hello{
+		Node: node, Catalog: catalog, Empty: known == apply.Head{} && !files, Cluster: known.ClusterID, Cursor: known.Cursor, Epoch: known.Epoch,
+	}
 }

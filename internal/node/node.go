@@ -52,6 +52,9 @@ type Node struct {
 	store   *kv.Committer
 	svc     *service.Service
 
+	fences   fences
+	differed string // the digest fence of an earlier run
+
 	catalogID atomic.Pointer[wire.ID] // of catalog, for Status, which is called at any time
 }
 
@@ -67,10 +70,13 @@ func New(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Node{
+	n := &Node{
 		cfg: cfg, logger: cfg.Logger, incarnation: wire.NewID(), server: srv, guard: newGuard(),
 		started: make(chan struct{}), ready: make(chan struct{}),
-	}, nil
+	}
+	n.fences.n = n
+	n.guard.raised, n.guard.lifted = n.fences.raised, n.fences.lifted
+	return n, nil
 }
 
 // Started is closed when clients can connect to ClientURL.
@@ -92,12 +98,17 @@ func (n *Node) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	})
-	err := n.run(ctx)
+	watcher.Go(func() { n.fences.Run(ctx) })
+	err := n.run(ctx, cancel)
 	cancel(nil)
 	watcher.Wait()
 	var failed *serverError
 	if errors.As(context.Cause(ctx), &failed) && !errors.Is(err, failed.err) {
 		err = errors.Join(failed.err, err)
+	}
+	var later *laterEpochError
+	if errors.As(context.Cause(ctx), &later) {
+		err = errors.Join(later, err)
 	}
 	return err
 }
@@ -108,7 +119,7 @@ type serverError struct{ err error }
 func (e *serverError) Error() string { return e.err.Error() }
 func (e *serverError) Unwrap() error { return e.err }
 
-func (n *Node) run(ctx context.Context) (err error) {
+func (n *Node) run(ctx context.Context, cancel context.CancelCauseFunc) (err error) {
 	lock, err := jetstream.LockDir(n.cfg.DataDir)
 	if err != nil {
 		return err
@@ -134,6 +145,15 @@ func (n *Node) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, n.catalog.Close()) }()
 
 	self := helloOf(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), machine.Head(), files)
+	n.fences.epoch = self.Epoch
+	if n.differed, err = n.storedFence(self.Epoch); err != nil {
+		return err
+	}
+	if n.differed != "" {
+		if machine, err = n.distrust(machine, n.differed); err != nil {
+			return err
+		}
+	}
 	if want := n.cfg.ClusterID; !want.IsZero() && !self.Cluster.IsZero() && self.Cluster != want {
 		// Before the server too: its JetStream, another cluster's, would join the group that rules over this one's.
 		return fmt.Errorf("the data in %s are of cluster %s, cluster_id is set to %s", n.cfg.DataDir, self.Cluster, want)
@@ -155,16 +175,12 @@ func (n *Node) run(ctx context.Context) (err error) {
 	defer logConn.Close()
 	defer svcConn.Close()
 
-	log, err := jetstream.NewLog(logConn, n.cfg.logConfig(), n.cfg.Name)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
 	close(n.started)
 
 	if _, err := answerHellos(logConn, n.cfg.Prefix, n.hello(self)); err != nil {
 		return fmt.Errorf("answer other nodes: %w", err)
 	}
+	n.fences.connected(svcConn)
 	n.svc = service.New(svcConn, n.serviceConfig(), &n.link, operators{&n.link}, &n.link, &n.link, n.Status)
 	if err := n.svc.Start(); err != nil {
 		return err
@@ -175,13 +191,26 @@ func (n *Node) run(ctx context.Context) (err error) {
 		err = errors.Join(err, n.svc.Close(stopCtx))
 	}()
 
-	id, fence, err := n.bootstrap(logConn, log, self).run(ctx)
+	watchCtx, stopWatch := context.WithCancel(ctx)
+	var watcher sync.WaitGroup
+	defer watcher.Wait()
+	defer stopWatch()
+	log, id, machine, fence, err := n.follow(ctx, logConn, self, machine, func(epoch uint64) {
+		watcher.Go(func() { n.watchEpoch(watchCtx, cancel, logConn, epoch) })
+	})
+	if log != nil {
+		defer log.Close()
+	}
 	switch {
 	case ctx.Err() != nil:
 		return nil
 	case err != nil:
 		return err
-	case fence != "":
+	}
+	if err := n.outgrown(max(id.Epoch, self.Epoch)); err != nil {
+		return err
+	}
+	if fence != "" {
 		n.fence(fence)
 		<-ctx.Done()
 		return nil

@@ -64,6 +64,10 @@ const drainTimeout = 4500 * time.Millisecond
 func (n *Node) replicate(
 	ctx context.Context, machine *apply.Machine, nc, svc *nats.Conn, log *jetstream.Log, id jetstream.Identity,
 ) error {
+	clean := mayBeClean(n.catalog)
+	if err := n.catalog.SetClean(false); err != nil { // before an entry is applied
+		return err
+	}
 	p := n.assemble(machine, nc, svc, log, id)
 	// A subscription that nats.go made anew is a new one (DESIGN 8): what was missed meanwhile may be a log made anew. Set
 	// before the first, so that none goes unseen.
@@ -85,6 +89,9 @@ func (n *Node) replicate(
 		return fmt.Errorf("subscribe to the log: %w", err)
 	}
 	defer stopFeed()
+	if n.differed != "" {
+		n.guard.FenceDigest(n.differed, true)
+	}
 	p.checker.Begin("start")
 	stopLeader, err := log.OnLeaderChange(func() {
 		p.checker.Begin("the stream has a new leader")
@@ -123,7 +130,12 @@ func (n *Node) replicate(
 	if drainErr := n.svc.Drain(drainCtx); drainErr != nil {
 		n.logger.Warn("stop serving", "error", drainErr)
 	}
-	return errors.Join(err, core.stop(), store.stop())
+	stopped := errors.Join(core.stop(), store.stop())
+	// What an earlier run had applied and not stored is known to be here only after a check that ended well.
+	if stopped == nil && (clean || n.guard.Opened()) {
+		stopped = n.catalog.SetClean(true)
+	}
+	return errors.Join(err, stopped)
 }
 
 // assemble makes the parts and ties them together. It starts nothing.
@@ -159,6 +171,7 @@ func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstre
 		checked:  func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { p.checker.Observe(seq, e, op, a) },
 		differs:  func(node string, cursor uint64) { p.checker.Differs(node, cursor) },
 	}, n.logger)
+	p.replica.first = id.Begin()
 	p.checker = newChecker(n.cfg.Name, n.incarnation, n.catalog.ID(), n.catalog.Witness(), log, p.replica, p.prop, n.guard, n.logger)
 	p.watch = newWatch(n.cfg.Name, log, p.replica, p.checker)
 	var bus leadBus = nc
@@ -186,10 +199,14 @@ func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstre
 }
 
 // fence stops issuing for good, and says so.
-func (n *Node) fence(reason string) {
-	if n.guard.Fence(reason) {
-		n.logger.Error("fenced: this node issues no more ids", "reason", reason)
+func (n *Node) fence(reason string) { n.guard.Fence(reason) }
+
+// clusterID is the cluster that this node belongs to, as far as it knows.
+func (n *Node) clusterID() wire.ID {
+	if p := n.link.get(); p != nil {
+		return p.cluster
 	}
+	return n.catalog.Witness().ClusterID
 }
 
 // storeState is told when the catalog can no longer be written, and when it can again.

@@ -69,7 +69,9 @@ type replica struct {
 	doubt chan struct{}          // capacity 1: read the stream
 	hint  atomic.Uint64          // the feed last spoke of this seq to Wake
 	woken chan struct{}          // capacity 1: look for it
+	audit chan func()            // capacity 1: compare all that is remembered with the log, then call it
 
+	first    uint64        // seq at which the log begins; 0 is 1
 	patience time.Duration // how long the feed may take to bring what the log is known to hold
 
 	mu      sync.RWMutex // guards machine: written by Run's goroutine only, read by any
@@ -94,6 +96,7 @@ func newReplica(m *apply.Machine, witness apply.Head, log logReader, store delta
 		feed:  make(chan jetstream.Message, 4096),
 		doubt: make(chan struct{}, 1),
 		woken: make(chan struct{}, 1),
+		audit: make(chan func(), 1),
 
 		patience: patience,
 	}
@@ -187,6 +190,43 @@ func (r *replica) look(ctx context.Context) {
 	}
 }
 
+// Audit has every entry that is still remembered by its hash compared with the log's. A difference is a proof against the log,
+// told as any other; where there is none, then is called. It does not block.
+func (r *replica) Audit(then func()) {
+	select {
+	case r.audit <- then:
+	default: // one is under way
+	}
+}
+
+// compareAll reports whether the entries that are remembered stand in the log as they were applied. It tries until it has an
+// answer.
+func (r *replica) compareAll(ctx context.Context) bool {
+	var oldest uint64
+	r.View(func(m *apply.Machine) { oldest = m.Oldest() })
+	for !r.halted {
+		tryCtx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		_, err := r.log.Read(tryCtx, max(oldest, r.first, 1), func(msg jetstream.Message) error {
+			r.apply(ctx, msg)
+			if r.halted {
+				return errHalted
+			}
+			return context.Cause(ctx)
+		})
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			return err == nil && !r.halted
+		}
+		r.logger.Warn("compare with the log", "from", oldest, "error", err)
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(time.Second):
+		}
+	}
+	return false
+}
+
 // patience is how long the feed may take to bring what the log is known to hold, before it is read from the stream.
 const patience = 50 * time.Millisecond
 
@@ -213,6 +253,10 @@ func (r *replica) Run(ctx context.Context) error {
 			r.take(ctx, msg)
 		case <-r.woken:
 			r.look(ctx)
+		case then := <-r.audit:
+			if r.compareAll(ctx) {
+				then()
+			}
 		case <-r.doubt:
 			doubt()
 		case <-timer.C:
@@ -261,7 +305,7 @@ var errHalted = errors.New("halted")
 func (r *replica) read(ctx context.Context) error {
 	tryCtx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	_, err := r.log.Read(tryCtx, max(r.Head().Cursor, 1), func(msg jetstream.Message) error {
+	_, err := r.log.Read(tryCtx, max(r.Head().Cursor, r.first, 1), func(msg jetstream.Message) error {
 		r.apply(ctx, msg)
 		if r.halted {
 			return errHalted
@@ -390,7 +434,8 @@ func (r *replica) awaitResumed(ctx context.Context) bool {
 // too, but only when it commits, and by then the node could have answered.
 func (r *replica) contradicted(h apply.Head) bool {
 	w := r.witness
-	return h.Cursor == w.Cursor && h.Epoch == w.Epoch && h.ClusterID == w.ClusterID && h.Digest != w.Digest
+	return h.Cursor == w.Cursor && h.Epoch == w.Epoch && h.ClusterID == w.ClusterID && h.Digest != w.Digest &&
+		w.Digest != wire.Digest{} // another state's: this one is rebuilt in its place
 }
 
 // foldWhole is fold, which tells damaged bytes from others than those applied: one replica's damage at a seq that was
