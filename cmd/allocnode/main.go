@@ -59,6 +59,6 @@ func newRoot() *cobra.Command {
 		return fmt.Errorf("%w: %s --help lists the flags", err, cmd.CommandPath())
 	})
 	root.AddCommand(newServe(), newInit(), newDev(), newReserve(), newNext(), newCreate(), newAdvance(), newInfo(), newList(),
-		newStatus(), newForget(), newResume(), newBench(), newVersion())
+		newStatus(), newForget(), newResume(), newRecover(), newBench(), newVersion())
 	return root
 }

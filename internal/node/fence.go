@@ -139,7 +139,7 @@ func (f *fences) Run(ctx context.Context) {
 
 // storedFence applies the fence that an earlier run stored, before anything is asked of the log. known is the epoch that the
 // catalog belongs to: a fence of an earlier one is about a log that is over.
-func (n *Node) storedFence(known uint64) (digest string, err error) {
+func (n *Node) storedFence(known uint64, pending *recovery) (digest string, err error) {
 	fence, ok, err := n.catalog.Fence()
 	switch {
 	case err != nil || !ok:
@@ -148,6 +148,8 @@ func (n *Node) storedFence(known uint64) (digest string, err error) {
 		return "", n.catalog.ClearFence()
 	case fence.Class == fenceDigest:
 		return fence.Reason, nil
+	case pending != nil && pending.Epoch > fence.Epoch:
+		return "", nil // it is stored until this node follows that log, and serves nothing before
 	}
 	n.guard.Restore(fence.Reason)
 	return "", nil

@@ -146,7 +146,11 @@ func (n *Node) run(ctx context.Context, cancel context.CancelCauseFunc) (err err
 
 	self := helloOf(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), machine.Head(), files)
 	n.fences.epoch = self.Epoch
-	if n.differed, err = n.storedFence(self.Epoch); err != nil {
+	pending, err := n.pending(self.Epoch)
+	if err != nil {
+		return err
+	}
+	if n.differed, err = n.storedFence(self.Epoch, pending); err != nil {
 		return err
 	}
 	if n.differed != "" {
@@ -195,7 +199,7 @@ func (n *Node) run(ctx context.Context, cancel context.CancelCauseFunc) (err err
 	var watcher sync.WaitGroup
 	defer watcher.Wait()
 	defer stopWatch()
-	log, id, machine, fence, err := n.follow(ctx, logConn, self, machine, func(epoch uint64) {
+	log, id, machine, fence, err := n.follow(ctx, logConn, self, machine, pending, func(epoch uint64) {
 		watcher.Go(func() { n.watchEpoch(watchCtx, cancel, logConn, epoch) })
 	})
 	if log != nil {

@@ -318,3 +318,33 @@ func remembersMore(m, recovered *apply.Machine, witness apply.Head, archived boo
 	}
 	return ""
 }
+
+// UnfenceRisk is what an operator must say who lifts a fence.
+const UnfenceRisk = "the reason is gone"
+
+// Unfence removes the fence that is stored in the directory of cfg's node, which must not run. It is for a reason that lies
+// outside the log: a copy of this node that was stopped, a route to another cluster that was taken out. The node compares what
+// it remembers with the log at its next start, and fences again where the two differ. accepted is [UnfenceRisk].
+func Unfence(cfg Config, accepted string, out io.Writer) error {
+	return cfg.open(false, func(c *kv.Catalog, m *apply.Machine) error {
+		fence, ok, err := c.Fence()
+		if err != nil {
+			return err
+		}
+		proof, proven := m.Fence()
+		switch {
+		case proven:
+			return fmt.Errorf("the proof stands in the log itself, at seq %d: %s: only a recovery leaves that log", proof.Seq, proof.Reason)
+		case !ok:
+			_, err := fmt.Fprintf(out, "%s is not fenced\n", cfg.Name)
+			return err
+		case accepted != UnfenceRisk:
+			return fmt.Errorf("%s is fenced: %s: when you know why, and it is over, give --i-know %q", cfg.Name, fence.Reason, UnfenceRisk)
+		}
+		if err := c.ClearFence(); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(out, "%s is not fenced any more: it checks the log at its next start. It was: %s\n", cfg.Name, fence.Reason)
+		return err
+	})
+}

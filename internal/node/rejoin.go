@@ -315,19 +315,24 @@ func (j *rejoin) object(ctx context.Context, id jetstream.Identity, m *apply.Mac
 	return verdict{mustFence, reason}
 }
 
+// pending is the recovery that this node is prepared for, or nil where there is none, or the catalog has seen its epoch.
+func (n *Node) pending(known uint64) (*recovery, error) {
+	r, err := pendingRecovery(n.cfg.DataDir)
+	if err != nil {
+		return nil, fmt.Errorf("the recovery that this node is prepared for: %w", err)
+	}
+	if r != nil && r.Epoch <= known {
+		return nil, nil
+	}
+	return r, nil
+}
+
 // follow finds the log that this node must follow, and its identity, or the reason to fence. machine is what the catalog
 // holds; what is returned is what the log is to be applied to. follows is told the epoch before it is waited for.
-func (n *Node) follow(ctx context.Context, nc *nats.Conn, self hello, machine *apply.Machine, follows func(epoch uint64)) (
+func (n *Node) follow(ctx context.Context, nc *nats.Conn, self hello, machine *apply.Machine, pending *recovery, follows func(epoch uint64)) (
 
 	log *jetstream.Log, id jetstream.Identity, m *apply.Machine, fence string, err error,
 ) {
-	pending, err := pendingRecovery(n.cfg.DataDir)
-	if err != nil {
-		return nil, id, nil, "", fmt.Errorf("the recovery that this node is prepared for: %w", err)
-	}
-	if pending != nil && pending.Epoch <= self.Epoch {
-		pending = nil // done
-	}
 	epoch, err := n.locate(ctx, nc, self.Epoch, pending)
 	if err != nil {
 		return nil, id, nil, "", err

@@ -255,6 +255,30 @@ func (f *fakeLog) remembering(t *testing.T, n int) unitOption {
 	return func(o *unitOptions) { o.machine = m }
 }
 
+// diverged starts a node that has applied the log's first n entries, and whose state is another all the same: more was carved
+// of orders.
+func (f *fakeLog) diverged(t *testing.T, n int, more byte) unitOption {
+	t.Helper()
+	m := f.machine(t, n)
+	r := apply.NewRestorer()
+	for rec := range m.Records() {
+		if string(rec.Key) == "sorders" {
+			rec.Value = slices.Clone(rec.Value)
+			rec.Value[len(rec.Value)-2] += more // the hwm, below 128
+		}
+		if err := r.Add(rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	head := m.Head()
+	head.Digest[0] ^= more
+	other, err := r.Machine(head)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(o *unitOptions) { o.machine = other }
+}
+
 func (f *fakeLog) machine(t *testing.T, n int) *apply.Machine {
 	t.Helper()
 	m := apply.New()
