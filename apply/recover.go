@@ -267,7 +267,7 @@ func mergeKeys(catalogs []Catalog, byName map[string]uint32, floor uint64) (merg
 				v := s.keys.found[k]
 				v.sequence = byName[s.sequences[v.sequence].name]
 				if have, ok := found[k]; ok {
-					if have.start != v.start || have.sequence != v.sequence {
+					if have != v {
 						twice++
 					}
 					continue

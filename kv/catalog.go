@@ -1,6 +1,7 @@
 package kv
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -344,7 +345,11 @@ func (c *Catalog) setAside(reason error) error {
 		return fmt.Errorf("kv: set state aside: %w", err)
 	}
 	w := c.Witness()
-	c.logger.Error("kv: state set aside, to be rebuilt from the log", "reason", reason, "moved_to", to,
+	level := slog.LevelError
+	if c.archive != "" {
+		level = slog.LevelWarn
+	}
+	c.logger.Log(context.Background(), level, "kv: state set aside, to be rebuilt from the log", "reason", reason, "moved_to", to,
 		"cluster_id", w.ClusterID.String(), "epoch", w.Epoch, "witness_cursor", w.Cursor)
 	c.mu.Lock()
 	c.head = apply.Head{}

@@ -142,6 +142,7 @@ func (c *trio) recovered(i issued) {
 func (c *trio) fenced(words string, which ...string) {
 	c.t.Helper()
 	for _, name := range which {
+		c.nodes[name].connect() // a fence of an earlier run is there before the server is
 		c.nodes[name].becomes(wire.StateFenced, words)
 		if n := c.nodes[name].log.count("ERROR fenced"); n != 1 {
 			c.t.Errorf("%s has logged its fence %d times", name, n)
@@ -323,10 +324,10 @@ func TestRecoverUnderStoppedNodes(t *testing.T) {
 		}
 	}
 	c.start(names...)
-	c.fenced("the log lost entries", names...)
+	c.fenced("the log ", names...) // lost entries, or holds others already
 	c.stop(names...)
 	c.start(names...)
-	c.fenced("the log lost entries", names...)
+	c.fenced("the log ", names...) // lost entries, or holds others already
 	c.stop(names...)
 	o := c.operator()
 	o.plan("recovery", RecoveryOptions{}, o.export(names...)...)
@@ -399,39 +400,43 @@ func TestRecoverRecreated(t *testing.T) {
 
 	// Two recoveries: the second node that comes finds the first's log, and refuses.
 	o.apply("forced", "n1")
-	o.apply("other", "n2", "n3")
+	o.apply("other", "n2")
 	refuses(t, PrepareRecovery(c.cfg("n2"), o.file("forced"), &strings.Builder{}), "is prepared for recovery", "--epoch 3")
-	c.start("n1")
-	c.start("n2")
+	c.start(names...) // n3, which is not prepared, is the third server that JetStream wants for three replicas
+	const mismatch = "this node was prepared for recovery"
+	loser := ""
 	eventually(t, 40*time.Second, func() error {
 		for _, name := range []string{"n1", "n2"} {
-			if s := c.nodes[name].Status(); s.State == wire.StateFenced && strings.Contains(s.Reason, "this node was prepared for recovery") {
+			if s := c.nodes[name].Status(); s.State == wire.StateFenced && strings.Contains(s.Reason, mismatch) {
+				loser = name
 				return nil
 			}
 		}
 		return errors.New("neither refuses the other's recovery")
 	})
-	for _, name := range []string{"n1", "n2"} {
-		if s := c.nodes[name].Status(); s.State == wire.StateServing {
-			t.Errorf("%s serves", name)
-		}
+	// n3 follows whichever log there is: its catalog holds no more than either. It may have to be started again for that.
+	select {
+	case <-c.nodes["n3"].done:
+		c.start("n3")
+	case <-time.After(2 * epochInterval):
 	}
-	c.stop("n1", "n2")
+	c.serve("n3")
+	c.nodes[loser].becomes(wire.StateFenced, mismatch)
+	c.stop(names...)
 
 	// The way out: a plan of a later epoch.
 	files = o.export(names...)
-	opts.Epoch = 3
-	o.plan("third", opts, files...)
+	o.plan("third", RecoveryOptions{Epoch: 3}, files...)
 	o.apply("third", names...)
 	c.start(names...)
 	c.serve(names...)
 	client := c.nodes["n1"].connect()
 	r := must(t, client, "alloc.reserve.orders", `{"key":"raised"}`)
 	if r.Start <= given.last+500 {
-		t.Errorf("raised by 501, orders goes on at %d, %d were issued", r.Start, given.last)
+		t.Errorf("raised by 500 or 501, orders goes on at %d, %d were issued", r.Start, given.last)
 	}
 	if r := must(t, client, "alloc.reserve.unknown", `{"key":"raised too"}`); r.Start <= 500 {
-		t.Errorf("raised by 501, a sequence that nobody remembers begins at %d", r.Start)
+		t.Errorf("raised, a sequence that nobody remembers begins at %d", r.Start)
 	}
 	// A key of before that the catalogs do not hold may have been used.
 	if r, err := try(client, "alloc.reserve.orders", fmt.Sprintf(`{"key":"lost","since":%d}`, given.seq)); !errors.Is(err, allocnode.ErrKeyExpired) {
