@@ -20,6 +20,7 @@ import (
 //	halted     an entry is not understood (for as long as the process lives), or the catalog cannot be written
 //	foreign    another cluster, or a stream, is on the service's subjects
 //	refused    the log does not accept this node: its name belongs to another catalog, or is not named
+//	lagging    the log does not take this node's entries in time: until a check ends well; next goes on
 //	checking   the check of DESIGN 8 is under way
 type guard struct {
 	mu       sync.Mutex        // guards all below; not held while the proposer is called
@@ -32,6 +33,7 @@ type guard struct {
 	halt     string // the catalog cannot be written
 	foreign  string
 	refusal  string
+	lag      string
 	waiting  string // what a check, or the start, waits for
 	started  bool   // the log was opened: checking, no longer starting
 	checked  bool
@@ -111,6 +113,8 @@ func (g *guard) State() (state, reason string) {
 		return wire.StateChecking, g.foreign
 	case g.refusal != "":
 		return wire.StateChecking, g.refusal
+	case g.lag != "":
+		return wire.StateChecking, g.lag
 	case g.checked:
 		return wire.StateServing, ""
 	case g.started:
@@ -197,6 +201,13 @@ func (g *guard) Refuse(reason string) {
 	g.update(func() { g.refusal, g.checked, g.held = reason, false, 0 })
 }
 
+// Lag refuses what goes through the log, until a check ends well.
+func (g *guard) Lag(reason string) {
+	prop, _ := g.gates()
+	prop.Refuse(allocnode.Errorf(allocnode.CodeUnavailable, "%s", reason))
+	g.update(func() { g.lag, g.checked, g.held = reason, false, 0 })
+}
+
 // Foreign refuses requests, whatever is checked, until it is called with "". The node serves again after its next check.
 func (g *guard) Foreign(reason string) {
 	if reason == "" {
@@ -238,7 +249,7 @@ func (g *guard) Open(ticket uint64) bool {
 		// What came between the two steps stands: a Refuse would be forgotten, a Hold shown as serving.
 		if g.held == ticket {
 			lifted = g.digest != ""
-			g.checked, g.opened, g.refusal, g.digest = true, true, "", ""
+			g.checked, g.opened, g.refusal, g.digest, g.lag = true, true, "", "", ""
 		}
 	})
 	if lifted && g.lifted != nil {

@@ -29,6 +29,7 @@ type parts struct {
 	checker *checker
 	watch   *watch
 	lead    *lead
+	lag     *lagWatch
 
 	neighbors *neighbors
 }
@@ -112,7 +113,7 @@ func (n *Node) replicate(
 	work := context.WithoutCancel(ctx)
 	store := startStage(work, n.store.Run)
 	core := startStage(work, p.prop.Run, p.pool.Run, p.replica.Run)
-	front := startStage(work, p.checker.Run, p.watch.Run, p.lead.Run, p.neighbors.Run, n.serve)
+	front := startStage(work, p.checker.Run, p.watch.Run, p.lag.Run, p.lead.Run, p.neighbors.Run, n.serve)
 	select {
 	case <-ctx.Done():
 		if n.cfg.clustered() {
@@ -167,12 +168,24 @@ func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstre
 			n.guard.HaltForGood(err.Error())
 		},
 		advanced: p.pool.Advanced,
-		applied:  p.prop.Applied,
-		checked:  func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { p.checker.Observe(seq, e, op, a) },
-		differs:  func(node string, cursor uint64) { p.checker.Differs(node, cursor) },
+		applied: func(id wire.EntryID, seq uint64, data []byte, outcomes []wire.Outcome) {
+			if id.Incarnation == n.incarnation {
+				p.lag.Applied()
+			}
+			p.prop.Applied(id, seq, data, outcomes)
+		},
+		checked: func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { p.checker.Observe(seq, e, op, a) },
+		differs: func(node string, cursor uint64) { p.checker.Differs(node, cursor) },
 	}, n.logger)
 	p.replica.first = id.Begin()
 	p.checker = newChecker(n.cfg.Name, n.incarnation, n.catalog.ID(), n.catalog.Witness(), log, p.replica, p.prop, n.guard, n.logger)
+	p.lag = &lagWatch{
+		submit: func(ctx context.Context, op []byte) error {
+			_, _, err := p.checker.submit(ctx, op)
+			return err
+		},
+		waiting: p.prop.Waiting, behind: p.replica.Behind, guard: n.guard, begin: p.checker.Begin, logger: n.logger,
+	}
 	p.watch = newWatch(n.cfg.Name, log, p.replica, p.checker)
 	var bus leadBus = nc
 	if n.cfg.NATS != nil {

@@ -162,6 +162,9 @@ func (r *replica) Expect(seq uint64) {
 	}
 }
 
+// Behind reports whether the log is known to hold what was not applied yet.
+func (r *replica) Behind() bool { return r.want.Load() > r.Head().Cursor }
+
 // Wake is Offer for a feed that anybody may have written: its bytes are not looked at, and its seq is not believed. It has
 // the stream read. It does not block.
 func (r *replica) Wake(msg jetstream.Message) {
