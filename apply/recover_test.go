@@ -104,7 +104,7 @@ func TestRecoverGoesOn(t *testing.T) {
 }
 
 // Hazard 11: of two histories each sequence has the higher mark, sequences of either are there, and no cursor of either is.
-// Checked: with the hwms of the best catalog alone this fails.
+// Checked: with the hwms of the best catalog alone the state was not even whole: it had granted keys above its hwm.
 func TestRecoverTwoHistories(t *testing.T) {
 	log := recoveryLog()
 	other := append(log[:2:2],

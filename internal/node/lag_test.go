@@ -10,7 +10,7 @@ import (
 	"github.com/allocnode/allocnode/internal/wire"
 )
 
-// lagging runs a lagWatch beside u, until the test ends.
+// watchLag runs a lagWatch beside u, until the test ends.
 func (u *unit) watchLag() *lagWatch {
 	l := &lagWatch{
 		submit: func(ctx context.Context, op []byte) error {
@@ -28,7 +28,7 @@ func (u *unit) watchLag() *lagWatch {
 }
 
 // A node whose entries the log does not take says so at once, and comes back by itself.
-// Checked: without the barrier an idle node served on; without begin it did not come back.
+// Checked: without begin the node did not come back; without Refuse in guard.Lag the request waited for its deadline.
 func TestLag(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeLog) {
 		u1, u2 := f.start(t, "n1"), f.start(t, "n2")

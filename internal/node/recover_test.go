@@ -443,3 +443,65 @@ func TestRecoverRecreated(t *testing.T) {
 		t.Errorf("a key that may have been lost: %+v, %v", r, err)
 	}
 }
+
+// A catalog that remembers more than a recovery that was made without it, and comes when the others serve already: all fence.
+// Checked: without remembersMore in rejoin.complete n3 archived its catalog, and ids that it knew were issued again.
+func TestRecoverOldCatalogAbove(t *testing.T) {
+	t.Parallel()
+	c := newTrio(t)
+	c.start(names...)
+	c.serve(names...)
+	c.issue(2, "early")
+	c.alike()
+	c.stop(names...)
+	for _, name := range []string{"n1", "n2"} { // a backup
+		if err := os.CopyFS(filepath.Join(c.base, "old-"+name), os.DirFS(c.dir(name))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.start(names...)
+	c.serve(names...)
+	given := c.issue(20, "late")
+	c.alike()
+	c.stop(names...)
+	kept := c.dir("n1") + ".kept"
+	for _, name := range names { // two disks are restored from it, and the third's log is gone
+		if name != "n3" {
+			if err := errors.Join(os.Rename(c.dir(name), c.dir(name)+".kept"), os.Rename(filepath.Join(c.base, "old-"+name), c.dir(name))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		remove(t, c.dir(name), "jetstream")
+	}
+	o := c.operator()
+	files := o.export("n1", "n2")
+	o.plan("forced", RecoveryOptions{RaiseBy: 5, Accepted: RecoveryRisk}, files...)
+	refuses(t, PrepareRecovery(c.cfg("n3"), o.file("forced"), &strings.Builder{}), "has carved orders up to", "the recovery only up to", "plan anew")
+	// The disk that was taken out remembers too.
+	cfg := c.cfg("n1")
+	cfg.DataDir, cfg.Server.StoreDir = kept, ""
+	refuses(t, PrepareRecovery(cfg, o.file("forced"), &strings.Builder{}), "has carved orders up to")
+
+	o.apply("forced", "n1", "n2")
+	c.start(names...)
+	c.serve("n1", "n2")
+	select { // n3 had looked before there was a log of epoch 2
+	case <-c.nodes["n3"].done:
+		c.start("n3")
+	case <-time.After(2 * epochInterval):
+	}
+	c.fenced("has carved orders up to", names...)
+	c.stop(names...)
+	if _, err := os.Stat(filepath.Join(c.dir("n3"), "catalog", "badger.epoch-1")); err == nil {
+		t.Error("the catalog of n3 was put away")
+	}
+	refuses(t, Unfence(c.cfg("n1"), UnfenceRisk, &strings.Builder{}), "the proof stands in the log itself")
+	refuses(t, Unfence(c.cfg("n3"), "", &strings.Builder{}), `give --i-know "the reason is gone"`)
+
+	// With n3's word nothing is in doubt any more.
+	o = c.operator()
+	o.plan("recovery", RecoveryOptions{}, o.export(names...)...)
+	o.apply("recovery", names...)
+	c.start(names...)
+	c.recovered(given)
+}
