@@ -36,6 +36,14 @@ func (h *hello) remembers(who string) string {
 	return fmt.Sprintf("%s has applied seq %d of cluster %s", who, h.Cursor, h.Cluster)
 }
 
+// remember counts a recovery that the node is prepared for: with an empty catalog beside it, too, there was a log.
+func (h *hello) remember(r *recovery) {
+	h.Empty = false
+	if h.Cluster.IsZero() {
+		h.Cluster = r.Cluster
+	}
+}
+
 func helloSubject(prefix string) string { return prefix + ".node.hello" }
 
 // bootLog is what the creation of a log needs of it.

@@ -157,6 +157,11 @@ func (c *Config) dial(ctx context.Context, name string, logger *slog.Logger) (*n
 func mayInit(ctx context.Context, cfg Config, nc *nats.Conn, log *jetstream.Log) error {
 	askCtx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
+	if epoch, err := jetstream.LatestEpoch(askCtx, nc, cfg.Prefix); err != nil {
+		return err
+	} else if epoch > 1 {
+		return fmt.Errorf("the log exists: a recovery has begun its epoch %d", epoch)
+	}
 	id, err := log.Identity(askCtx)
 	var config *jetstream.StreamConfigError
 	switch {

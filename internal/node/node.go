@@ -145,11 +145,14 @@ func (n *Node) run(ctx context.Context, cancel context.CancelCauseFunc) (err err
 	defer func() { err = errors.Join(err, n.catalog.Close()) }()
 
 	self := helloOf(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), machine.Head(), files)
-	n.fences.epoch = self.Epoch
 	pending, err := n.pending(self.Epoch)
 	if err != nil {
 		return err
 	}
+	if pending != nil {
+		self.remember(pending)
+	}
+	n.fences.epoch = self.Epoch
 	if n.differed, err = n.storedFence(self.Epoch, pending); err != nil {
 		return err
 	}
