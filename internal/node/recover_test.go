@@ -90,10 +90,9 @@ func refuses(t *testing.T, err error, words ...string) {
 
 // issued is what clients were given before a recovery.
 type issued struct {
-	last   uint64            // of orders
-	keyed  map[string]uint64 // start by key
-	seq    uint64
-	unused allocnode.Range
+	last  uint64            // of orders
+	keyed map[string]uint64 // start by key
+	seq   uint64
 }
 
 // issue has the cluster give out a few ranges.
