@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/allocnode/allocnode/apply"
 )
 
 // Fence is why a node must not issue ids, kept so that a restart does not forget it.
@@ -160,11 +162,18 @@ func (c *Catalog) Archived(epoch uint64) bool {
 func (c *Catalog) archiveDir(epoch uint64) string { return fmt.Sprintf("%s.epoch-%d", c.bdir, epoch) }
 
 // Archive moves the state to badger.epoch-N beside it, N being its epoch, where it stays, and starts an empty one for the log
-// of a later epoch. Head is zero afterwards; identity and witness stay. It survives a crash at any point, as SetAside does.
-func (c *Catalog) Archive() error {
-	c.archive = c.archiveDir(c.Witness().Epoch)
-	defer func() { c.archive = "" }()
-	return c.SetAside(errors.New("a recovery has begun another epoch"))
+// of a later epoch, which was seen to reach next: that is the witness from now on. Head is zero afterwards, the identity stays.
+// It survives a crash at any point, as SetAside does; called again, it goes on.
+func (c *Catalog) Archive(next apply.Head) error {
+	if was := c.Witness(); was != (apply.Head{}) || c.Head() != (apply.Head{}) {
+		c.archive = c.archiveDir(was.Epoch)
+		defer func() { c.archive = "" }()
+		if err := c.SetAside(errors.New("a recovery has begun another epoch")); err != nil {
+			return err
+		}
+	}
+	c.raiseWitness(next)
+	return c.saveSide(c.Witness())
 }
 
 // moveTo renames badger's directory to to, or to the first free name behind it.

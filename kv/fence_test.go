@@ -149,13 +149,23 @@ func TestArchive(t *testing.T) {
 	if c.Archived(old.Epoch) {
 		t.Fatal("archived before")
 	}
-	if err := c.Archive(); err != nil {
+	const first = 1_000_000
+	next := apply.Head{ClusterID: old.ClusterID, Epoch: old.Epoch + 1, Cursor: first, Digest: headAt(1).Digest}
+	if err := c.Archive(next); err != nil {
 		t.Fatal(err)
 	}
-	if !c.Archived(old.Epoch) || c.Head() != (apply.Head{}) || c.Witness() != old || c.ID() != id {
+	if !c.Archived(old.Epoch) || c.Head() != (apply.Head{}) || c.Witness() != next || c.ID() != id {
 		t.Errorf("archived %v, head %+v, witness %+v, id %s", c.Archived(old.Epoch), c.Head(), c.Witness(), c.ID())
 	}
-	const first = 1_000_000
+	// Before anything was committed the next start knows of that log.
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c = mustOpen(t, dir)
+	mustLoad(t, c, 0, 0)
+	if c.Witness() != next {
+		t.Errorf("opened again, the witness is %+v", c.Witness())
+	}
 	if err := c.Commit([]apply.Delta{of(old.Epoch+1, first, deltaAt(1, 10)), of(old.Epoch+1, first, deltaAt(2, 10))}); err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +182,8 @@ func TestArchive(t *testing.T) {
 	if err := c.Commit([]apply.Delta{of(old.Epoch+1, first, deltaAt(4, 10))}); err == nil {
 		t.Error("a gap was committed")
 	}
-	if err := c.Archive(); err != nil { // a second time, and a third under a name that is taken
+	next.Epoch++
+	if err := c.Archive(next); err != nil { // a second time
 		t.Fatal(err)
 	}
 	if err := c.Commit([]apply.Delta{of(old.Epoch, first, deltaAt(1, 10))}); err == nil {
@@ -182,6 +193,11 @@ func TestArchive(t *testing.T) {
 		t.Errorf("%d states are archived", n)
 	}
 	fresh := mustOpen(t, t.TempDir())
+	mustLoad(t, fresh, 0, 0)
+	if err := fresh.Archive(next); err != nil || fresh.Witness() != next || fresh.Archived(0) {
+		t.Errorf("of a new catalog: %v, witness %+v", err, fresh.Witness())
+	}
+	fresh = mustOpen(t, t.TempDir())
 	mustLoad(t, fresh, 0, 0)
 	if err := fresh.Commit([]apply.Delta{of(1, first, deltaAt(1, 10))}); err == nil {
 		t.Error("an ordinary log began at another seq than 1")

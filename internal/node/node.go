@@ -54,6 +54,7 @@ type Node struct {
 
 	fences   fences
 	differed string // the digest fence of an earlier run
+	clean    bool   // at the start of this run the catalog held all that the node had ever applied
 
 	catalogID atomic.Pointer[wire.ID] // of catalog, for Status, which is called at any time
 }
@@ -145,6 +146,7 @@ func (n *Node) run(ctx context.Context, cancel context.CancelCauseFunc) (err err
 	defer func() { err = errors.Join(err, n.catalog.Close()) }()
 
 	self := helloOf(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), machine.Head(), files)
+	n.clean = mayBeClean(n.catalog)
 	pending, err := n.pending(self.Epoch)
 	if err != nil {
 		return err

@@ -65,7 +65,6 @@ const drainTimeout = 4500 * time.Millisecond
 func (n *Node) replicate(
 	ctx context.Context, machine *apply.Machine, nc, svc *nats.Conn, log *jetstream.Log, id jetstream.Identity,
 ) error {
-	clean := mayBeClean(n.catalog)
 	if err := n.catalog.SetClean(false); err != nil { // before an entry is applied
 		return err
 	}
@@ -133,7 +132,7 @@ func (n *Node) replicate(
 	}
 	stopped := errors.Join(core.stop(), store.stop())
 	// What an earlier run had applied and not stored is known to be here only after a check that ended well.
-	if stopped == nil && (clean || n.guard.Opened()) {
+	if stopped == nil && (n.clean || n.guard.Opened()) {
 		stopped = n.catalog.SetClean(true)
 	}
 	return errors.Join(err, stopped)

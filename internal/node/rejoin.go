@@ -98,7 +98,7 @@ type rejoin struct {
 	log       epochLog
 	ask       func(ctx context.Context) ([]hello, error)
 	await     func(why string)
-	archive   func() error
+	archive   func(next apply.Head) error
 	logger    *slog.Logger
 }
 
@@ -262,10 +262,9 @@ func (j *rejoin) complete(ctx context.Context, id jetstream.Identity) (verdict, 
 	if more := remembersMore(j.old.state, m, j.old.witness, j.old.archived); more != "" {
 		return j.object(ctx, id, m, more), nil
 	}
-	if j.old.witness != (apply.Head{}) || j.old.state.Genesis() != nil {
-		if err := j.archive(); err != nil {
-			return verdict{}, fmt.Errorf("archive the catalog of epoch %d: %w", j.self.Epoch, err)
-		}
+	// From here on the catalog remembers this log: were it lost before the first commit, it must not be made a second time.
+	if err := j.archive(m.Head()); err != nil {
+		return verdict{}, fmt.Errorf("archive the catalog of epoch %d: %w", j.self.Epoch, err)
 	}
 	return verdict{kind: ready}, nil
 }

@@ -119,8 +119,14 @@ func rejoining(log *fakeEpoch, pending *recovery, old *apply.Machine) (j *rejoin
 	j = &rejoin{
 		self: hello{Node: "n1", Cluster: old.Head().ClusterID, Cursor: old.Head().Cursor, Epoch: old.Head().Epoch}, epoch: 2, pending: pending,
 		old: oldCatalog{state: old, witness: old.Head()}, log: log, await: func(string) {}, logger: quiet,
-		ask:     func(context.Context) ([]hello, error) { return nil, nil },
-		archive: func() error { *archived++; return nil },
+		ask: func(context.Context) ([]hello, error) { return nil, nil },
+		archive: func(next apply.Head) error {
+			if next.Epoch != 2 || next.Cursor == 0 {
+				return fmt.Errorf("archived for %+v", next)
+			}
+			*archived++
+			return nil
+		},
 	}
 	return j, archived
 }
