@@ -101,7 +101,8 @@ func TestRecoverUncleanStaysUnclean(t *testing.T) {
 
 // A state of several parts, a log that is lost again and again, and a log of a later epoch that is lost although its recovery
 // is still there: it is not made a second time.
-// Checked: without the comparison with the catalog's epoch in Node.pending the log was made anew from the old floors.
+// Checked: without the comparison in Node.pending and without the first case of rejoin.step the node waited for ever, in place
+// of a fence; its own word, in rejoin.create, still forbade the log.
 func TestRecoverAloneInParts(t *testing.T) {
 	t.Parallel()
 	s := &soloist{t, t.TempDir()}

@@ -133,7 +133,8 @@ func rejoining(log *fakeEpoch, pending *recovery, old *apply.Machine) (j *rejoin
 
 var errCrash = errors.New("the process ends here")
 
-// A node may end before, in or after any step: the next run goes on, and the log holds each piece once.
+// A node may end before, in or after any step: the next run goes on, and the log holds each piece once. What keeps it so is
+// checked at TestRejoinTogether.
 func TestRejoinCrashes(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeLog) {
 		r, old := planned(t, f, apply.Plan{Epoch: 2, Complete: true})
@@ -191,7 +192,8 @@ func TestRejoinTogether(t *testing.T) {
 }
 
 // What must not be followed, or made.
-// Checked: without each of the cases in rejoin.contradiction, and without the one in create, its case here failed.
+// Checked: without each of the cases in rejoin.contradiction, without the one of an empty log in step, and without that in
+// create, its case here failed.
 func TestRejoinRefuses(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeLog) {
 		r, old := planned(t, f, apply.Plan{Epoch: 2, Complete: true})
