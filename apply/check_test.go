@@ -84,7 +84,8 @@ func (c *checked) apply(seq uint64, data []byte) (Outcomes, Delta, error) {
 func (c *checked) check(before Head, out Outcomes, delta Delta) {
 	c.t.Helper()
 	m := c.m
-	if m.head.Cursor != before.Cursor+1 && (before != Head{} || m.head.Cursor != m.genesis.First()) || out.Seq != m.head.Cursor || delta.Head != m.head { // 1
+	begins := before == Head{} && m.head.Cursor == m.genesis.First()
+	if m.head.Cursor != before.Cursor+1 && !begins || out.Seq != m.head.Cursor || delta.Head != m.head { // 1
 		c.t.Fatalf("cursor %d after %d, outcome of %d, delta %+v", m.head.Cursor, before.Cursor, out.Seq, delta.Head)
 	}
 	if m.head.Digest == before.Digest {

@@ -137,7 +137,8 @@ func TestRecoverTwoHistories(t *testing.T) {
 	if o := out.Ops[1]; !o.Repeated || o.Start != 1 {
 		t.Errorf("k8: %+v", o)
 	}
-	if notes := strings.Join(r.Notes, "\n"); !strings.Contains(notes, "1 keys are of two histories") || !strings.Contains(notes, "invoices has hwm 50") {
+	notes := strings.Join(r.Notes, "\n")
+	if !strings.Contains(notes, "1 keys are of two histories") || !strings.Contains(notes, "invoices has hwm 50") {
 		t.Errorf("notes:\n%s", notes)
 	}
 }
@@ -186,7 +187,8 @@ func TestRecoverPartByPart(t *testing.T) {
 	m := toldBy(t, recoveryLog())
 	for i := range 9000 { // parts end at 4,000 records
 		m.sequences = append(m.sequences, sequence{
-			id: uint32(len(m.sequences)), name: fmt.Sprintf("s%d", i), settings: wire.Settings{First: 1, Max: 1000, MaxCount: 10}, hwm: uint64(i % 1000),
+			id: uint32(len(m.sequences)), name: fmt.Sprintf("s%d", i), hwm: uint64(i % 1000),
+			settings: wire.Settings{First: 1, Max: 1000, MaxCount: 10},
 		})
 		m.byName[m.sequences[len(m.sequences)-1].name] = uint32(len(m.sequences) - 1)
 	}

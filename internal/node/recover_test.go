@@ -124,7 +124,8 @@ func (c *trio) recovered(i issued) {
 		}
 		r := must(c.t, nc, "alloc.reserve.orders", fmt.Sprintf(`{"count":5,"key":"after-%s-%d"}`, name, i.seq))
 		if r.Start <= i.last || r.Seq <= i.seq {
-			c.t.Errorf("through %s [%d, %d) at seq %d was given out again: %d were issued, at seq %d", name, r.Start, r.End, r.Seq, i.last, i.seq)
+			c.t.Errorf("through %s [%d, %d) at seq %d was given out again: %d were issued, at seq %d",
+				name, r.Start, r.End, r.Seq, i.last, i.seq)
 		}
 		r = must(c.t, nc, "alloc.reserve.small", fmt.Sprintf(`{"count":7,"key":"small-%s-%d"}`, name, i.seq))
 		if r.Start <= 7 {
@@ -180,7 +181,8 @@ func TestRecover(t *testing.T) {
 			t.Fatalf("heard of %v: %v", heard, err)
 		}
 		var e fencedEvent
-		if err := json.Unmarshal(m.Data, &e); err != nil || e.Class != fenceLog || !strings.Contains(e.Reason, "there is no stream") || e.Cluster == "" {
+		err = json.Unmarshal(m.Data, &e)
+		if err != nil || e.Class != fenceLog || !strings.Contains(e.Reason, "there is no stream") || e.Cluster == "" {
 			t.Errorf("event %s: %v", m.Data, err)
 		}
 		heard[e.Node] = true
@@ -262,7 +264,9 @@ func (c *trio) refusals(o *operator, files []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, b := range map[string][]byte{"cut": whole[:len(whole)-1], "flipped": slices.Concat(whole[:len(whole)/2], []byte{whole[len(whole)/2] ^ 1}, whole[len(whole)/2+1:])} {
+	flipped := slices.Clone(whole)
+	flipped[len(flipped)/2] ^= 1
+	for name, b := range map[string][]byte{"cut": whole[:len(whole)-1], "flipped": flipped} {
 		if err := os.WriteFile(o.file(name), b, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -45,7 +45,8 @@ const epochInterval = 5 * time.Second
 type laterEpochError struct{ now, follows uint64 }
 
 func (e *laterEpochError) Error() string {
-	return fmt.Sprintf("the cluster was recovered and goes on in epoch %d, this run follows the log of epoch %d: start the node again", e.now, e.follows)
+	return fmt.Sprintf("the cluster was recovered and goes on in epoch %d, this run follows the log of epoch %d: start the node again",
+		e.now, e.follows)
 }
 
 // watchEpoch ends ctx by cancel when there is a log of a later epoch: what this run holds is of one that is over.
