@@ -26,6 +26,7 @@ type hello struct {
 	Cluster wire.ID `json:"cluster,omitzero"`
 	Cursor  uint64  `json:"cursor"`
 	Epoch   uint64  `json:"epoch"`
+	Serving bool    `json:"serving,omitempty"`
 }
 
 // remembers says why h is not empty.

@@ -290,7 +290,9 @@ func (n *Node) serviceConfig() service.Config {
 func (n *Node) hello(self hello) func() hello {
 	return func() hello {
 		if parts := n.link.get(); parts != nil {
-			return helloOf(self.Node, self.Catalog, n.catalog.Witness(), parts.replica.Head(), !self.Empty)
+			h := helloOf(self.Node, self.Catalog, n.catalog.Witness(), parts.replica.Head(), !self.Empty)
+			h.Serving = n.guard.Serving()
+			return h
 		}
 		return self
 	}

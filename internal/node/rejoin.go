@@ -209,8 +209,11 @@ func (j *rejoin) create(ctx context.Context) verdict {
 		return waitFor("asking the named nodes: %v", err)
 	}
 	for _, a := range answers {
-		if a.Epoch >= j.epoch {
+		switch {
+		case a.Epoch >= j.epoch:
 			return waitFor("the log is gone, and not made anew: %s", a.remembers("the node "+a.Node))
+		case a.Serving: // it issues what no floor covers
+			return waitFor("the node %s serves from the log of epoch %d: stop it, and plan the recovery anew with its floors", a.Node, a.Epoch)
 		}
 	}
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)

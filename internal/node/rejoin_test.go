@@ -221,6 +221,11 @@ func TestRejoinRefuses(t *testing.T) {
 			"empty":                      {&fakeEpoch{origin: whole().origin}, nil, inEpoch2, "the log is empty", ""},
 			"not begun, not prepared":    {&fakeEpoch{origin: whole().origin}, nil, nil, "", "waiting for the recovery"},
 			"nobody answers":             {&fakeEpoch{err: jetstream.ErrNoLeader}, r, inEpoch2, "", "waiting for the log"},
+			"a node serves": {&fakeEpoch{}, r, func(j *rejoin) {
+				j.ask = func(context.Context) ([]hello, error) {
+					return []hello{{Node: "n3", Cluster: r.Cluster, Epoch: 1, Cursor: 7, Serving: true}}, nil
+				}
+			}, "", "the node n3 serves from the log of epoch 1"},
 			"a node remembers it": {&fakeEpoch{}, r, func(j *rejoin) {
 				j.ask = func(context.Context) ([]hello, error) {
 					return []hello{{Node: "n2", Cluster: r.Cluster, Epoch: 2, Cursor: 7}}, nil
