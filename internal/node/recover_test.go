@@ -337,6 +337,17 @@ func TestRecoverUnderStoppedNodes(t *testing.T) {
 	o.apply("recovery", names...)
 	c.start(names...)
 	c.recovered(given)
+	// Who still follows the old log is told there that it is over.
+	// Checked: without seal the last entry was another.
+	var last struct {
+		Message struct {
+			Data []byte `json:"data"`
+		} `json:"message"`
+	}
+	text := c.nodes["n1"].api("STREAM.MSG.GET.ALLOC_LOG", map[string]string{"last_by_subj": "alloc.log.>"})
+	if err := json.Unmarshal([]byte(text), &last); err != nil || !strings.Contains(string(last.Message.Data), "begins epoch 2: this log is over") {
+		t.Errorf("the old log ends with %q, %v", last.Message.Data, err)
+	}
 	given = c.issue(3, "second")
 	c.alike()
 	c.stop(names...)

@@ -100,6 +100,7 @@ type rejoin struct {
 	ask       func(ctx context.Context) ([]hello, error)
 	await     func(why string)
 	archive   func(next apply.Head) error
+	seal      func(ctx context.Context) error // has who follows the log before fence
 	logger    *slog.Logger
 }
 
@@ -218,6 +219,9 @@ func (j *rejoin) create(ctx context.Context) verdict {
 	}
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
+	if err := j.seal(ctx); err != nil { // nobody can append to it either, or it is no log
+		j.logger.Warn("recover: the log before is not sealed", "error", err)
+	}
 	j.logger.Info("recover: create the log", "epoch", j.epoch, "recovery", j.pending.Recovery)
 	_, err = j.log.CreateRecovered(ctx, jetstream.Origin{
 		ClusterID: j.pending.Cluster, Epoch: j.epoch, First: j.pending.genesis.First(), Recovery: j.pending.Recovery,
@@ -303,19 +307,51 @@ func (j *rejoin) object(ctx context.Context, id jetstream.Identity, m *apply.Mac
 	if _, fenced := m.Fence(); fenced {
 		return verdict{mustFence, reason}
 	}
-	head := m.Head()
-	entry := wire.AppendHeader(nil, &wire.Header{
-		ClusterID: id.ClusterID, Level: wire.Level, Node: []byte(j.self.Node), ID: wire.EntryID{Incarnation: wire.NewID(), Counter: 1},
-		Cursor: head.Cursor, Digest: head.Digest, Defaults: wire.Settings{First: 1, Max: 1, MaxCount: 1},
-	})
-	entry = wire.AppendOp(entry, &wire.Op{Kind: wire.KindCheck, Name: []byte(j.self.Node), Check: &wire.Check{
-		CatalogID: j.self.Catalog, Verdict: wire.VerdictContradiction, Reason: cut(reason, wire.MaxReasonLen),
-	}})
-	wire.Seal(entry)
-	if err := j.log.AppendAfter(ctx, jetstream.AnySeq, wire.NewID().String(), entry); err != nil {
+	if err := j.log.AppendAfter(ctx, jetstream.AnySeq, wire.NewID().String(), objection(j.self, m.Head(), reason)); err != nil {
 		return waitFor("%s; saying so: %v", reason, err)
 	}
 	return verdict{mustFence, reason}
+}
+
+// seal puts into the log of the epoch that the catalog is of, where there is one, that it is over: a node that still follows it
+// fences. It is a second line: the operator was told to stop all nodes.
+func (n *Node) seal(ctx context.Context, nc *nats.Conn, self hello, next uint64) error {
+	if self.Epoch == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
+	defer cancel()
+	cfg := n.cfg.logConfig()
+	cfg.Epoch = self.Epoch
+	log, err := jetstream.NewLog(nc, cfg, n.cfg.Name)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	id, err := log.Identity(ctx)
+	switch {
+	case errors.Is(err, jetstream.ErrNoStream):
+		return nil
+	case err != nil:
+		return err
+	case id.Empty() || id.ClusterID != self.Cluster:
+		return nil
+	}
+	return log.AppendAfter(ctx, jetstream.AnySeq, wire.NewID().String(), objection(self, apply.Head{ClusterID: id.ClusterID, Cursor: id.LastSeq},
+		fmt.Sprintf("a recovery begins epoch %d: this log is over", next)))
+}
+
+// objection is an entry with which a node fences all that apply it. head is of the log that it goes into.
+func objection(self hello, head apply.Head, reason string) []byte {
+	entry := wire.AppendHeader(nil, &wire.Header{
+		ClusterID: head.ClusterID, Level: wire.Level, Node: []byte(self.Node), ID: wire.EntryID{Incarnation: wire.NewID(), Counter: 1},
+		Cursor: head.Cursor, Digest: head.Digest, Defaults: wire.Settings{First: 1, Max: 1, MaxCount: 1},
+	})
+	entry = wire.AppendOp(entry, &wire.Op{Kind: wire.KindCheck, Name: []byte(self.Node), Check: &wire.Check{
+		CatalogID: self.Catalog, Verdict: wire.VerdictContradiction, Reason: cut(reason, wire.MaxReasonLen),
+	}})
+	wire.Seal(entry)
+	return entry
 }
 
 // pending is the recovery that this node is prepared for, or nil where there is none, or the catalog has seen its epoch.
@@ -359,6 +395,7 @@ func (n *Node) follow(ctx context.Context, nc *nats.Conn, self hello, machine *a
 		old:     oldCatalog{state: machine, witness: n.catalog.Witness(), archived: n.catalog.Archived(n.catalog.Witness().Epoch)},
 		ask:     func(ctx context.Context) ([]hello, error) { return askHellos(ctx, nc, n.cfg.Prefix, n.cfg.nodes()) },
 		archive: n.catalog.Archive,
+		seal:    func(ctx context.Context) error { return n.seal(ctx, nc, self, epoch) },
 	}
 	id, fence, err = j.run(ctx)
 	if self.Epoch < epoch && fence == "" {
