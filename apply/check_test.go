@@ -84,7 +84,8 @@ func (c *checked) apply(seq uint64, data []byte) (Outcomes, Delta, error) {
 func (c *checked) check(before Head, out Outcomes, delta Delta) {
 	c.t.Helper()
 	m := c.m
-	if m.head.Cursor != before.Cursor+1 || out.Seq != m.head.Cursor || delta.Head != m.head { // 1
+	begins := before == Head{} && m.head.Cursor == m.genesis.First()
+	if m.head.Cursor != before.Cursor+1 && !begins || out.Seq != m.head.Cursor || delta.Head != m.head { // 1
 		c.t.Fatalf("cursor %d after %d, outcome of %d, delta %+v", m.head.Cursor, before.Cursor, out.Seq, delta.Head)
 	}
 	if m.head.Digest == before.Digest {
@@ -98,8 +99,11 @@ func (c *checked) check(before Head, out Outcomes, delta Delta) {
 	}
 	for _, s := range m.List(nil, 0, m.Len()) { // 2
 		mark, known := c.marks[s.Name]
-		if !known { // made without an id carved
+		if !known { // made without an id carved, or restored with all that were
 			mark = s.Settings.First - 1
+			if len(out.Entry.Ops) > 0 && out.Entry.Ops[0].Kind == wire.KindRestore {
+				mark = s.HWM
+			}
 			c.marks[s.Name] = mark
 		}
 		if s.HWM != mark {
@@ -146,9 +150,10 @@ func (c *checked) checkGrant(op *wire.Op, o wire.Outcome) {
 func (c *checked) checkWindows() {
 	c.t.Helper()
 	w, kept := &c.m.keys, 0
+	recovered := c.m.genesis.Recovery != nil // its floor may lie above keys that are known, and its window begins as it was
 	for _, r := range w.records {
 		kept += len(r.keys)
-		if r.seq <= w.floor || len(r.keys) == 0 {
+		if r.seq <= w.floor && !recovered || len(r.keys) == 0 {
 			c.t.Fatalf("key record of seq %d with %d keys, floor %d", r.seq, len(r.keys), w.floor)
 		}
 		for _, k := range r.keys {
@@ -160,11 +165,11 @@ func (c *checked) checkWindows() {
 	if kept != len(w.found) || len(w.current) != 0 {
 		c.t.Fatalf("%d keys in records, %d found, %d in flight", kept, len(w.found), len(w.current))
 	}
-	if len(w.records) > 0 && uint64(kept-len(w.records[0].keys)) >= w.size || w.floor > 0 && uint64(kept) < w.size {
+	if !recovered && len(w.records) > 0 && uint64(kept-len(w.records[0].keys)) >= w.size || !recovered && w.floor > 0 && uint64(kept) < w.size {
 		c.t.Fatalf("window of %d holds %d keys, %d of them in its oldest record", w.size, kept, len(w.records[0].keys))
 	}
 	e := &c.m.entries
-	if e.next != c.m.head.Cursor+1 || e.next-e.first != min(c.m.head.Cursor, uint64(len(e.ring))) {
+	if e.next != c.m.head.Cursor+1 || e.next-e.first != min(c.m.head.Cursor-c.m.genesis.First()+1, uint64(len(e.ring))) {
 		c.t.Fatalf("entry window [%d, %d) of %d at cursor %d", e.first, e.next, len(e.ring), c.m.head.Cursor)
 	}
 	last := map[wire.EntryID]uint64{}

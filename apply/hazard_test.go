@@ -14,7 +14,10 @@ import (
 // Hazard 1: nothing but the log moves a hwm. Apply is the only method of Machine that changes anything.
 // Checked: with a method Bind that raised a hwm this fails.
 func TestOnlyApplyChangesAMachine(t *testing.T) {
-	readers := []string{"EntryHash", "Fence", "Genesis", "Head", "Info", "Len", "Level", "List", "Member", "Records", "Skipped"}
+	readers := []string{
+		"Above", "EntryHash", "Fence", "Genesis", "Head", "Info", "Len", "Level", "List", "Member", "Oldest", "Records", "Restored", "Restoring",
+		"Skipped",
+	}
 	var got []string
 	for method := range reflect.TypeFor[*Machine]().Methods() {
 		if method.Name != "Apply" {
@@ -26,6 +29,7 @@ func TestOnlyApplyChangesAMachine(t *testing.T) {
 	}
 	_, _, _, c := history(t)
 	before := stateOf(c.m)
+	c.m.Above(New())
 	c.m.EntryHash(3)
 	c.m.Fence()
 	c.m.Genesis()

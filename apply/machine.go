@@ -66,6 +66,8 @@ type Machine struct {
 	fence   Fence         // the first one stands
 	skipped uint64
 
+	restored uint64 // parts of the recovered state that were taken; see recover.go
+
 	sequences []sequence        // by id, which is the order of creation
 	byName    map[string]uint32 // to id
 	members   map[string]Member // registered nodes
@@ -103,13 +105,15 @@ func (m *Machine) Apply(seq uint64, data []byte) (Outcomes, Delta, error) {
 		}
 		return Outcomes{Seq: seq, Replay: true}, Delta{}, nil
 	}
-	if seq != m.head.Cursor+1 && !mutant.Gap {
+	if m.genesis != nil && seq != m.head.Cursor+1 && !mutant.Gap {
 		return Outcomes{}, Delta{}, &GapError{Want: m.head.Cursor + 1, Got: seq}
 	}
 
 	out := Outcomes{Seq: seq, Data: data}
 	err := wire.DecodeEntry(data, &m.entry)
 	switch {
+	case m.genesis == nil && seq != 1 && (err != nil || !m.beginsAt(seq)):
+		return Outcomes{}, Delta{}, &GapError{Want: 1, Got: seq}
 	case m.genesis == nil:
 		if errors.Is(err, wire.ErrForeign) { // m.entry is unspecified now: it may still hold what was refused before
 			err = ErrNoGenesis
@@ -130,7 +134,7 @@ func (m *Machine) Apply(seq uint64, data []byte) (Outcomes, Delta, error) {
 	case err != nil:
 		return Outcomes{}, Delta{}, fmt.Errorf("entry at seq %d: %w", seq, err)
 	}
-	if err := m.checkActivation(&m.entry); err != nil {
+	if err := errors.Join(m.checkActivation(&m.entry), m.checkPart(&m.entry)); err != nil {
 		return Outcomes{}, Delta{}, fmt.Errorf("entry at seq %d: %w", seq, err)
 	}
 
@@ -139,11 +143,20 @@ func (m *Machine) Apply(seq uint64, data []byte) (Outcomes, Delta, error) {
 	return out, m.finish(seq, entryHash, &out, records), nil
 }
 
-// begin takes the genesis, alone in the first entry.
+// beginsAt reports whether the decoded entry is a genesis that names seq as the log's first.
+func (m *Machine) beginsAt(seq uint64) bool {
+	e := &m.entry
+	return len(e.Ops) == 1 && e.Ops[0].Kind == wire.KindGenesis && e.Ops[0].Genesis.First() == seq
+}
+
+// begin takes the genesis, alone in the first entry. That is the entry at seq 1, but in the log of a recovery.
 func (m *Machine) begin(seq uint64) error {
 	e := &m.entry
-	if len(e.Ops) != 1 || e.Ops[0].Kind != wire.KindGenesis || e.Cursor != seq-1 || e.ClusterID.IsZero() {
+	if !m.beginsAt(seq) || e.Cursor != seq-1 || e.ClusterID.IsZero() {
 		return ErrNoGenesis
+	}
+	if r := e.Ops[0].Genesis.Recovery; r != nil && r.Level > wire.Level {
+		return fmt.Errorf("%w: the recovered state is of level %d, this build knows %d", wire.ErrUnsupported, r.Level, wire.Level)
 	}
 	m.genesis = e.Ops[0].Genesis
 	m.level = 1
@@ -151,6 +164,9 @@ func (m *Machine) begin(seq uint64) error {
 	m.head.Epoch = m.genesis.Epoch
 	m.keys.init(m.genesis.KeyWindow)
 	m.entries.init(m.genesis.EntryWindow)
+	if r := m.genesis.Recovery; r != nil {
+		m.level, m.keys.floor = r.Level, r.KeyFloor
+	}
 	return nil
 }
 
@@ -251,6 +267,9 @@ func (m *Machine) EntryHash(seq uint64) (wire.Digest, bool) {
 	kept, ok := m.entries.at(seq)
 	return kept.hash, ok
 }
+
+// Oldest is the seq of the oldest entry that EntryHash still knows; 0 before the first.
+func (m *Machine) Oldest() uint64 { return m.entries.first }
 
 // HashEntry is the hash of an entry's bytes that [Machine.EntryHash] returns.
 func HashEntry(data []byte) (d wire.Digest) {

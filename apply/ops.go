@@ -29,6 +29,9 @@ type Member struct {
 // applyOp applies one operation. A rejection leaves the state as it was, with one exception that is asked for in the
 // genesis: an exhaustion halts its sequence.
 func (m *Machine) applyOp(seq uint64, op *wire.Op, out *Outcomes, records *[]Record) wire.Outcome {
+	if m.Restoring() && op.Kind != wire.KindRestore {
+		return wire.Outcome{Reject: wire.RejectRestoring}
+	}
 	switch op.Kind {
 	case wire.KindReserve:
 		return m.reserve(op)
@@ -48,6 +51,8 @@ func (m *Machine) applyOp(seq uint64, op *wire.Op, out *Outcomes, records *[]Rec
 		return m.activate(op, records)
 	case wire.KindGenesis:
 		return wire.Outcome{Reject: wire.RejectGenesis}
+	case wire.KindRestore:
+		return m.restore(op, records)
 	}
 	panic(fmt.Sprintf("apply: decoded operation of kind %d", op.Kind))
 }
@@ -247,7 +252,11 @@ func (m *Machine) newSequence(name []byte, settings wire.Settings) (*sequence, w
 	if allocnode.CheckName(string(name)) != nil {
 		return nil, wire.Outcome{Reject: wire.RejectName}
 	}
-	return &sequence{id: unkept, name: string(name), settings: settings, hwm: settings.First - 1}, wire.Outcome{}
+	s := &sequence{id: unkept, name: string(name), settings: settings, hwm: settings.First - 1}
+	if r := m.genesis.Recovery; r != nil { // it may be one that the recovery had lost
+		s.hwm = min(max(s.hwm, r.Floor), settings.Max)
+	}
+	return s, wire.Outcome{}
 }
 
 // keep makes a new sequence part of the state, and returns where it stands there.

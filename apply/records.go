@@ -20,6 +20,7 @@ import (
 //	's' sequence   id | first | max | max count | hwm | halted(1)
 //	'k' seq(8)     floor | n | n times: key(16) sequence-id partial(1) count start end
 //	'e' seq(8)     hash(16) | incarnation(16) | counter
+//	'r'            parts of the recovered state that were taken; only where a recovery began the log
 const (
 	tagGenesis  = 'g'
 	tagMeta     = 'm'
@@ -27,6 +28,7 @@ const (
 	tagSequence = 's'
 	tagKeys     = 'k'
 	tagEntry    = 'e'
+	tagRestored = 'r'
 
 	recordVersion = 1
 )
@@ -111,6 +113,9 @@ func (m *Machine) Records() iter.Seq[Record] {
 				return
 			}
 		}
+		if m.restored > 0 && !yield(m.restoredRecord()) {
+			return
+		}
 		for _, node := range slices.Sorted(maps.Keys(m.members)) {
 			if !yield(m.members[node].record(node)) {
 				return
@@ -168,7 +173,7 @@ func (r *Restorer) add(rec Record) error {
 		return fmt.Errorf("empty key")
 	}
 	name := rec.Key[1:]
-	if tag := rec.Key[0]; (tag == tagGenesis || tag == tagMeta) && len(name) > 0 {
+	if tag := rec.Key[0]; (tag == tagGenesis || tag == tagMeta || tag == tagRestored) && len(name) > 0 {
 		return fmt.Errorf("key of %d bytes", len(rec.Key))
 	}
 	d := wire.NewReader(rec.Value)
@@ -184,6 +189,8 @@ func (r *Restorer) add(rec Record) error {
 		m.skipped = d.Uvarint()
 		m.fence.Seq = d.Uvarint()
 		m.fence.Reason = string(d.Bytes(1024))
+	case tagRestored:
+		m.restored = d.Uvarint()
 	case tagMember:
 		var b Member
 		d.Fixed(b.CatalogID[:])
@@ -241,7 +248,7 @@ func (r *Restorer) Machine(head Head) (*Machine, error) {
 	m := r.m
 	m.head = head
 	if m.genesis == nil {
-		if head != (Head{}) || len(m.sequences)+len(m.members)+len(r.keys)+len(r.entries) > 0 {
+		if head != (Head{}) || len(m.sequences)+len(m.members)+len(r.keys)+len(r.entries) > 0 || m.restored > 0 {
 			return nil, fmt.Errorf("state at seq %d has no genesis", head.Cursor)
 		}
 		return m, nil
@@ -249,6 +256,9 @@ func (r *Restorer) Machine(head Head) (*Machine, error) {
 	if m.level == 0 || head.ClusterID.IsZero() || head.Epoch != m.genesis.Epoch || m.fence.Seq > head.Cursor {
 		return nil, fmt.Errorf("state at seq %d: cluster %s, epoch %d, level %d, fence at %d, with a genesis of epoch %d",
 			head.Cursor, head.ClusterID, head.Epoch, m.level, m.fence.Seq, m.genesis.Epoch)
+	}
+	if rec := m.genesis.Recovery; head.Cursor < m.genesis.First() || m.restored > 0 && (rec == nil || m.restored > uint64(len(rec.Parts))) {
+		return nil, fmt.Errorf("state at seq %d of a log that begins at %d, with %d recovered parts", head.Cursor, m.genesis.First(), m.restored)
 	}
 	if err := cmp.Or(r.restoreSequences(), r.restoreKeys(head.Cursor), r.restoreEntries(head.Cursor)); err != nil {
 		return nil, fmt.Errorf("state at seq %d: %w", head.Cursor, err)
@@ -271,6 +281,10 @@ func (r *Restorer) restoreSequences() error {
 func (r *Restorer) restoreKeys(cursor uint64) error {
 	w := &r.m.keys
 	w.init(r.m.genesis.KeyWindow)
+	recovered := r.m.genesis.Recovery
+	if recovered != nil {
+		w.floor = recovered.KeyFloor
+	}
 	slices.SortFunc(r.keys, func(a, b restoredKeys) int { return cmp.Compare(a.seq, b.seq) })
 	for _, rec := range r.keys {
 		for i, k := range rec.keys {
@@ -288,7 +302,7 @@ func (r *Restorer) restoreKeys(cursor uint64) error {
 		w.records = append(w.records, rec.keyRecord)
 		w.floor = rec.floor
 	}
-	if n := len(w.records); n > 0 && (w.records[0].seq <= w.floor || w.records[n-1].seq > cursor) {
+	if n := len(w.records); n > 0 && (w.records[0].seq <= w.floor && recovered == nil || w.records[n-1].seq > cursor) {
 		return fmt.Errorf("key records %d to %d with floor %d", w.records[0].seq, w.records[n-1].seq, w.floor)
 	}
 	return nil
@@ -299,7 +313,7 @@ func (r *Restorer) restoreEntries(cursor uint64) error {
 	w.init(r.m.genesis.EntryWindow)
 	slices.SortFunc(r.entries, func(a, b restoredEntry) int { return cmp.Compare(a.seq, b.seq) })
 	n := uint64(len(r.entries))
-	if want := min(cursor, uint64(len(w.ring))); n != want || n == 0 {
+	if want := min(cursor-r.m.genesis.First()+1, uint64(len(w.ring))); n != want || n == 0 {
 		return fmt.Errorf("%d entry records where there are %d", n, want)
 	}
 	for i, e := range r.entries {

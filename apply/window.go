@@ -43,7 +43,7 @@ type keyed struct {
 // floor is there.
 type keyWindow struct {
 	size    uint64 // 1 and up
-	floor   uint64 // seq of the last record evicted; 0 before the first
+	floor   uint64 // seq of the last record evicted; 0 before the first. After a recovery it may be higher
 	found   map[windowKey]keyed
 	records []keyRecord // oldest first
 	current []windowKey // of the entry at hand, in order
@@ -87,7 +87,7 @@ func (w *keyWindow) push(seq uint64, dst []Record) []Record {
 			delete(w.found, k)
 		}
 		dst = append(dst, Record{Key: seqKey(tagKeys, oldest.seq)})
-		w.floor = oldest.seq
+		w.floor = max(w.floor, oldest.seq)
 		w.records[evicted] = keyRecord{}
 		evicted++
 	}

@@ -53,6 +53,10 @@ type LogConfig struct {
 
 	// Replicas is 3 in a cluster and 1 alone. Default 1.
 	Replicas int
+
+	// Epoch is the log's: 1, and one more after each recovery. Each has a stream of its own, so that a recovery deletes nothing.
+	// 0 is the first.
+	Epoch uint64
 }
 
 // DefaultLogConfig is the log of a node that is alone.
@@ -86,6 +90,22 @@ func StreamName(prefix string) string {
 		}
 		return '_'
 	}, prefix) + "_LOG"
+}
+
+// streamName is the name of the stream that holds the log of an epoch: StreamName, and behind it _2, _3, … for later ones.
+func streamName(prefix string, epoch uint64) string {
+	if epoch <= 1 {
+		return StreamName(prefix)
+	}
+	return StreamName(prefix) + "_" + strconv.FormatUint(epoch, 10)
+}
+
+// logSubject is what the entries' subjects have before the node's name, with the dot: no stream captures another epoch's.
+func logSubject(prefix string, epoch uint64) string {
+	if epoch <= 1 {
+		return prefix + ".log."
+	}
+	return prefix + ".log." + strconv.FormatUint(epoch, 10) + "."
 }
 
 func isToken(s string) bool {
@@ -157,8 +177,8 @@ func NewLog(nc *nats.Conn, cfg LogConfig, node string) (*Log, error) {
 	l := &Log{
 		nc:      nc,
 		cfg:     cfg,
-		stream:  StreamName(cfg.Prefix),
-		subject: cfg.Prefix + ".log." + node,
+		stream:  streamName(cfg.Prefix, cfg.Epoch),
+		subject: logSubject(cfg.Prefix, cfg.Epoch) + node,
 		acks:    nc.NewInbox() + ".",
 		subs:    make(map[*subscription]struct{}),
 	}
@@ -269,6 +289,43 @@ func (l *Log) AppendFirst(ctx context.Context, msgID string, data []byte) error 
 	})
 	if err != nil {
 		return fmt.Errorf("append first entry %s to %s: %w", msgID, l.stream, err)
+	}
+	return nil
+}
+
+// ErrMoved says that the log does not end where the caller thought.
+var ErrMoved = errors.New("jetstream: the log ends elsewhere")
+
+// AnySeq, given to [Log.AppendAfter], is that the log may end anywhere.
+const AnySeq = ^uint64(0)
+
+// AppendAfter puts data, at most [MaxData] bytes, into the log at seq last+1, if the log ends at last, and waits for the
+// acknowledgement. Otherwise the error is [ErrMoved], which a repetition also gets whose first try succeeded: read what is
+// there. After the end of ctx it is [ErrNoLeader], and then the entry may be in the log or not.
+func (l *Log) AppendAfter(ctx context.Context, last uint64, msgID string, data []byte) error {
+	if len(data) > MaxData {
+		return fmt.Errorf("append entry of %d bytes: at most %d", len(data), MaxData)
+	}
+	err := retry(ctx, func() error {
+		msg := &nats.Msg{Subject: l.subject, Header: nats.Header{natsjs.MsgIDHeader: {msgID}}, Data: data}
+		if last != AnySeq {
+			msg.Header.Set(natsjs.ExpectedLastSeqHeader, strconv.FormatUint(last, 10))
+		}
+		m, err := try(ctx, l.nc, msg)
+		if err != nil {
+			return err
+		}
+		ack := l.parseAck(m)
+		switch {
+		case isCode(ack.Err, codeWrongLastSeq), isCode(ack.Err, codeWrongLastSeqConst):
+			return ErrMoved
+		case ack.Err == nil && last != AnySeq && ack.Seq != last+1:
+			return fmt.Errorf("%w: entry stands at seq %d", ErrMoved, ack.Seq)
+		}
+		return ack.Err
+	})
+	if err != nil {
+		return fmt.Errorf("append entry %s to %s behind seq %d: %w", msgID, l.stream, last, err)
 	}
 	return nil
 }

@@ -26,13 +26,13 @@ func TestStreamName(t *testing.T) {
 }
 
 func TestLogConfigValidate(t *testing.T) {
-	for _, c := range []LogConfig{DefaultLogConfig(), {"a.b_C-9", 3}, {strings.Repeat("x", maxToken), 1}} {
+	for _, c := range []LogConfig{DefaultLogConfig(), {Prefix: "a.b_C-9", Replicas: 3}, {Prefix: strings.Repeat("x", maxToken), Replicas: 1}} {
 		if err := c.Validate(); err != nil {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
 	for _, prefix := range []string{"", ".", "a.", ".a", "a..b", "a.*", "a.>", "a b", "$JS", "ä", strings.Repeat("x", maxToken+1)} {
-		err := LogConfig{prefix, 2}.Validate()
+		err := LogConfig{Prefix: prefix, Replicas: 2}.Validate()
 		// Every fault is reported, not the first.
 		if err == nil || !strings.Contains(err.Error(), "prefix") || !strings.Contains(err.Error(), "replicas 2") {
 			t.Errorf("prefix %q, 2 replicas: error %v", prefix, err)

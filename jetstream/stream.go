@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -20,6 +21,8 @@ import (
 const (
 	metaClusterID = "allocnode.cluster_id"
 	metaEpoch     = "allocnode.epoch"
+	metaFirst     = "allocnode.first"    // seq of the genesis, in the log of a recovery
+	metaRecovery  = "allocnode.recovery" // which one
 
 	// An entry is published again within seconds or not at all. The window costs every replica memory for each entry in it,
 	// and the state machine does not rely on it.
@@ -31,10 +34,19 @@ type Identity struct {
 	Created   time.Time // differs after a deletion and a new creation
 	ClusterID wire.ID
 	Epoch     uint64
-	FirstSeq  uint64 // of a stream that never held anything 0 or 1; of one that was emptied LastSeq+1
-	LastSeq   uint64 // 0 if it never held anything
+	FirstSeq  uint64 // of a stream that never held anything 0, or where it begins; of one that was emptied LastSeq+1
+	LastSeq   uint64 // 0 if it never held anything, or one before where it begins
 	Leader    string // the server's name
+
+	First    uint64  // in the log of a recovery: where it begins. 0 is 1
+	Recovery wire.ID // and which recovery that is
 }
+
+// Begin is the seq of the genesis.
+func (id *Identity) Begin() uint64 { return max(id.First, 1) }
+
+// Empty reports whether the stream holds nothing yet.
+func (id *Identity) Empty() bool { return id.LastSeq < id.Begin() }
 
 // StreamConfigError says that a stream of the log's name is not a log that this build can trust.
 type StreamConfigError struct {
@@ -53,7 +65,7 @@ func (l *Log) streamConfig(clusterID wire.ID, epoch uint64) natsjs.StreamConfig 
 	return natsjs.StreamConfig{
 		Name:              l.stream,
 		Description:       "allocnode: the log of reservations",
-		Subjects:          []string{l.cfg.Prefix + ".log.*"},
+		Subjects:          []string{logSubject(l.cfg.Prefix, l.cfg.Epoch) + "*"},
 		Retention:         natsjs.LimitsPolicy,
 		MaxConsumers:      -1,
 		MaxMsgs:           -1,
@@ -67,7 +79,7 @@ func (l *Log) streamConfig(clusterID wire.ID, epoch uint64) natsjs.StreamConfig 
 		DenyDelete:        true,
 		Compression:       natsjs.NoCompression, // the server rewrites what it compresses
 		RePublish: &natsjs.RePublish{
-			Source:      l.cfg.Prefix + ".log.*",
+			Source:      logSubject(l.cfg.Prefix, l.cfg.Epoch) + "*",
 			Destination: feedSubject(l.cfg.Prefix, clusterID),
 		},
 		AllowDirect: true,
@@ -76,6 +88,38 @@ func (l *Log) streamConfig(clusterID wire.ID, epoch uint64) natsjs.StreamConfig 
 			metaEpoch:     strconv.FormatUint(epoch, 10),
 		},
 	}
+}
+
+// Origin is what the stream of a recovery is made with.
+type Origin struct {
+	ClusterID wire.ID
+	Epoch     uint64
+	First     uint64  // seq of the genesis, 2 and up
+	Recovery  wire.ID // differs where anything of the recovery does
+}
+
+func (l *Log) recoveredConfig(o Origin) natsjs.StreamConfig {
+	c := l.streamConfig(o.ClusterID, o.Epoch)
+	c.FirstSeq = o.First
+	c.Metadata[metaFirst] = strconv.FormatUint(o.First, 10)
+	c.Metadata[metaRecovery] = o.Recovery.String()
+	return c
+}
+
+// checkOrigin reads what the metadata of a recovery's stream say beside cluster and epoch; all zero for another.
+func (l *Log) checkOrigin(got natsjs.StreamConfig) (first uint64, recovery wire.ID, err error) {
+	text, ok := got.Metadata[metaFirst]
+	if !ok {
+		return 0, wire.ID{}, nil
+	}
+	if first, err = strconv.ParseUint(text, 10, 64); err != nil || first < 2 {
+		return 0, wire.ID{}, &StreamConfigError{l.stream, "metadata." + metaFirst, strconv.Quote(text), "a number, 2 and up"}
+	}
+	text = got.Metadata[metaRecovery]
+	if recovery, err = wire.ParseID(text); err != nil || recovery.IsZero() {
+		return 0, wire.ID{}, &StreamConfigError{l.stream, "metadata." + metaRecovery, strconv.Quote(text), "32 hexadecimal digits"}
+	}
+	return first, recovery, nil
 }
 
 // checkConfig returns what got's metadata say, or a [*StreamConfigError] for the first setting that could lose, hide or change
@@ -94,6 +138,13 @@ func (l *Log) checkConfig(got natsjs.StreamConfig) (clusterID wire.ID, epoch uin
 	epoch, err = strconv.ParseUint(text, 10, 64)
 	if err != nil {
 		return wire.ID{}, 0, wrong("metadata."+metaEpoch, strconv.Quote(text), "a number")
+	}
+	if l.cfg.Epoch > 1 && epoch != l.cfg.Epoch {
+		return wire.ID{}, 0, wrong("metadata."+metaEpoch, strconv.Quote(text), l.cfg.Epoch)
+	}
+	first, _, err := l.checkOrigin(got)
+	if err != nil {
+		return wire.ID{}, 0, err
 	}
 	want := l.streamConfig(clusterID, epoch)
 	var rePublish natsjs.RePublish
@@ -140,8 +191,8 @@ func (l *Log) checkConfig(got natsjs.StreamConfig) (clusterID wire.ID, epoch uin
 	if got.MaxMsgSize >= 0 && got.MaxMsgSize < want.MaxMsgSize {
 		return wire.ID{}, 0, wrong("max_msg_size", got.MaxMsgSize, fmt.Sprintf("at least %d", want.MaxMsgSize))
 	}
-	if got.FirstSeq > 1 {
-		return wire.ID{}, 0, wrong("first_seq", got.FirstSeq, 1)
+	if max(got.FirstSeq, 1) != max(first, 1) {
+		return wire.ID{}, 0, wrong("first_seq", got.FirstSeq, max(first, 1))
 	}
 	return clusterID, epoch, nil
 }
@@ -177,7 +228,12 @@ func (l *Log) identity(ctx context.Context) (Identity, error) {
 	if err != nil {
 		return Identity{}, err
 	}
+	first, recovery, err := l.checkOrigin(info.Config)
+	if err != nil {
+		return Identity{}, err
+	}
 	return Identity{
+		First: first, Recovery: recovery,
 		Created:   info.Created,
 		ClusterID: clusterID,
 		Epoch:     epoch,
@@ -195,10 +251,23 @@ func (l *Log) Create(ctx context.Context, clusterID wire.ID, epoch uint64) (Iden
 	if clusterID.IsZero() {
 		return Identity{}, fmt.Errorf("create %s: cluster id is zero", l.stream)
 	}
+	return l.create(ctx, l.streamConfig(clusterID, epoch))
+}
+
+// CreateRecovered is Create for the stream of a recovery: another Recovery than the one given means that the operator's nodes
+// do not have the same one.
+func (l *Log) CreateRecovered(ctx context.Context, o Origin) (Identity, error) {
+	if o.ClusterID.IsZero() || o.Recovery.IsZero() || o.First < 2 || o.Epoch < 2 || o.Epoch != l.cfg.Epoch {
+		return Identity{}, fmt.Errorf("create %s: not the origin of a recovery: %+v", l.stream, o)
+	}
+	return l.create(ctx, l.recoveredConfig(o))
+}
+
+func (l *Log) create(ctx context.Context, cfg natsjs.StreamConfig) (Identity, error) {
 	var id Identity
 	err := retry(ctx, func() (err error) {
 		var created struct{}
-		err = call(ctx, l.nc, "STREAM.CREATE."+l.stream, l.streamConfig(clusterID, epoch), &created)
+		err = call(ctx, l.nc, "STREAM.CREATE."+l.stream, cfg, &created)
 		switch {
 		case isCode(err, codeOneServer):
 			return ErrOneServer
@@ -215,6 +284,42 @@ func (l *Log) Create(ctx context.Context, clusterID wire.ID, epoch uint64) (Iden
 		return Identity{}, fmt.Errorf("create %s: %w", l.stream, err)
 	}
 	return id, nil
+}
+
+// LatestEpoch asks JetStream which epochs of the log under prefix have a stream, and returns the highest; 0 where there is none.
+// It tries until ctx ends, then the error is [ErrNoLeader].
+func LatestEpoch(ctx context.Context, nc *nats.Conn, prefix string) (epoch uint64, err error) {
+	var names []string
+	err = retry(ctx, func() error {
+		var found struct {
+			Streams []string `json:"streams"`
+		}
+		err := call(ctx, nc, "STREAM.NAMES", map[string]string{"subject": prefix + ".log.>"}, &found)
+		names = found.Streams
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("look for logs under %s: %w", prefix, err)
+	}
+	for _, name := range names {
+		if e, ok := epochOf(prefix, name); ok {
+			epoch = max(epoch, e)
+		}
+	}
+	return epoch, nil
+}
+
+// epochOf is the epoch whose log a stream of this name holds.
+func epochOf(prefix, name string) (epoch uint64, ok bool) {
+	if name == StreamName(prefix) {
+		return 1, true
+	}
+	text, ok := strings.CutPrefix(name, StreamName(prefix)+"_")
+	if !ok {
+		return 0, false
+	}
+	epoch, err := strconv.ParseUint(text, 10, 64)
+	return epoch, err == nil && epoch > 1 && streamName(prefix, epoch) == name
 }
 
 // serviceVerbs are the second tokens of the subjects on which requests come in.
@@ -261,14 +366,24 @@ func capturing(ctx context.Context, nc *nats.Conn, subject string) ([]string, er
 // the server is started: one that is started in the other mode than before deletes them.
 func HoldsLog(dataDir, prefix string) (holds, clustered bool, err error) {
 	store := filepath.Join(dataDir, "jetstream")
-	files, err := os.ReadDir(filepath.Join(store, defaultLogAccount, "streams", StreamName(prefix), "msgs"))
+	streams := filepath.Join(store, defaultLogAccount, "streams")
+	dirs, err := os.ReadDir(streams)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, false, nil
 	}
-	for _, f := range files {
-		info, infoErr := f.Info()
-		err = errors.Join(err, infoErr)
-		holds = holds || infoErr == nil && filepath.Ext(f.Name()) == ".blk" && info.Size() > 0
+	for _, dir := range dirs {
+		if _, ours := epochOf(prefix, dir.Name()); !ours {
+			continue
+		}
+		files, dirErr := os.ReadDir(filepath.Join(streams, dir.Name(), "msgs"))
+		if !errors.Is(dirErr, fs.ErrNotExist) {
+			err = errors.Join(err, dirErr)
+		}
+		for _, f := range files {
+			info, infoErr := f.Info()
+			err = errors.Join(err, infoErr)
+			holds = holds || infoErr == nil && filepath.Ext(f.Name()) == ".blk" && info.Size() > 0
+		}
 	}
 	if err != nil {
 		return false, false, fmt.Errorf("look for files of a log: %w", err)

@@ -1,6 +1,7 @@
 package kv
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -50,6 +51,7 @@ type Catalog struct {
 	db      *badger.DB // nil after a failure that only a new Open mends
 	loaded  bool       // Load has vouched for the state
 	dropped error      // why the state was set aside at Open; Load reports it
+	archive string     // where setAside moves the state, if not empty
 
 	sideDone apply.Head // witness in the side file
 	sideTime time.Time  // when it was written
@@ -101,6 +103,7 @@ func open(dir string, want Identity, logger *slog.Logger, free func(string) (uin
 	if err := c.open(want); err != nil {
 		return nil, err
 	}
+	c.reserveFence()
 	return c, nil
 }
 
@@ -313,6 +316,15 @@ func (c *Catalog) SetAside(reason error) error {
 	return nil
 }
 
+// Distrust is SetAside for a state that other nodes' contradict: the witness keeps its cursor, and no digest, since that was
+// the state's.
+func (c *Catalog) Distrust(reason error) error {
+	c.mu.Lock()
+	c.witness.Digest = wire.Digest{}
+	c.mu.Unlock()
+	return c.SetAside(reason)
+}
+
 // setAside requires that card and witness are known. It survives a crash at any point: the side file has both before the
 // state moves, and Open takes an absent state beside a side file for a dropped one.
 func (c *Catalog) setAside(reason error) error {
@@ -323,13 +335,21 @@ func (c *Catalog) setAside(reason error) error {
 	to := "nowhere: there was none"
 	empty, err := emptyDir(c.bdir)
 	if err == nil && !empty {
-		to, err = moveAside(c.dir, c.bdir)
+		if c.archive != "" {
+			to, err = moveTo(c.dir, c.bdir, c.archive)
+		} else {
+			to, err = moveAside(c.dir, c.bdir)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("kv: set state aside: %w", err)
 	}
 	w := c.Witness()
-	c.logger.Error("kv: state dropped, to be rebuilt from the log", "reason", reason, "moved_to", to,
+	level := slog.LevelError
+	if c.archive != "" {
+		level = slog.LevelWarn
+	}
+	c.logger.Log(context.Background(), level, "kv: state set aside, to be rebuilt from the log", "reason", reason, "moved_to", to,
 		"cluster_id", w.ClusterID.String(), "epoch", w.Epoch, "witness_cursor", w.Cursor)
 	c.mu.Lock()
 	c.head = apply.Head{}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/allocnode/allocnode/apply"
 	"github.com/allocnode/allocnode/internal/mutant"
+	"github.com/allocnode/allocnode/internal/wire"
 )
 
 // The side file is written at least this often while commits go on.
@@ -103,6 +104,9 @@ type run struct {
 // merge checks the deltas against head and witness and merges their records.
 func (c *Catalog) merge(deltas []apply.Delta) (run, error) {
 	head, witness := c.Head(), c.Witness()
+	if first := deltas[0].Head; head == (apply.Head{}) && first.Epoch > 1 {
+		head.Cursor = first.Cursor - 1 // the log of a recovery does not begin at 1; apply knows where
+	}
 	var out run
 	index := make(map[string]int)
 	for i, d := range deltas {
@@ -146,7 +150,7 @@ func contradicts(h, w apply.Head) error {
 		return fmt.Errorf("%w: cluster %s at cursor %d, witnessed %s", ErrContradiction, h.ClusterID, h.Cursor, w.ClusterID)
 	case h.Epoch < w.Epoch:
 		return fmt.Errorf("%w: epoch %d at cursor %d, witnessed %d", ErrContradiction, h.Epoch, h.Cursor, w.Epoch)
-	case h.Epoch == w.Epoch && h.Cursor == w.Cursor && h.Digest != w.Digest:
+	case h.Epoch == w.Epoch && h.Cursor == w.Cursor && h.Digest != w.Digest && w.Digest != wire.Digest{}:
 		return fmt.Errorf("%w: digest %s at cursor %d, witnessed %s", ErrContradiction, h.Digest, h.Cursor, w.Digest)
 	}
 	return nil

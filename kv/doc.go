@@ -6,13 +6,16 @@
 //	dir/            locked (flock) while a Catalog is open
 //	dir/witness     side file: identity and a lower bound of the witness, replaced by rename, fsynced
 //	dir/badger/     the records
+//	dir/fence       why the node must not issue ids, if it must not; replaced by rename, into blocks held in fence.reserve
+//	dir/clean       the head at which the node was stopped in order; absent while it runs
+//	dir/badger.epoch-N/    states of epochs that are over; kept
 //	dir/badger.broken-N/   states that were set aside; the newest two are kept, for whoever wants to look
 //
 // Keys in badger, all integers big-endian:
 //
 //	0x01           identity:  'I' | format(1) | mode(1) | catalog id(16) | name length(1) | name | crc32c(4)
 //	0x02           head:      'H' | version(1) | cluster id(16) | epoch(8) | cursor(8) | digest(16) | sum(16) | crc32c(4)
-//	0x03           witness:   'W' | the same, sum zero
+//	0x03           witness:   'W' | the same, sum zero; digest zero where the state at cursor was another than the other nodes'
 //	0x10 | key     one record of state
 //
 // The side file is an identity and a witness, one after the other. mode is 1 (alone), 2 (clustered) or 3 (external).
@@ -22,7 +25,8 @@
 //
 // Invariants:
 //  1. Records, head, sum and witness change in one badger transaction or not at all.
-//  2. The stored cursor goes up by exactly the entries committed: no older value ever overwrites a newer one.
+//  2. The stored cursor goes up by exactly the entries committed: no older value ever overwrites a newer one. It begins at 1, or
+//     in an epoch above 1 anywhere.
 //  3. What Load hands out with a nil error is exactly what was committed at its head. Anything else drops the state.
 //  4. The witness never falls, and dropping the state leaves it (if badger itself is unreadable: the side file's bound).
 //

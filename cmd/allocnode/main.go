@@ -83,7 +83,7 @@ func newRoot() *cobra.Command {
 	})
 	root.SetHelpCommand(newHelp(root))
 	root.AddCommand(newServe(), newInit(), newDev(), newReserve(), newNext(), newCreate(), newAdvance(), newInfo(), newList(),
-		newStatus(), newForget(), newResume(), newBench(), newVersion())
+		newStatus(), newForget(), newResume(), newRecover(), newBench(), newVersion())
 	return root
 }
 

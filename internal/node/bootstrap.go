@@ -25,6 +25,8 @@ type hello struct {
 	Empty   bool    `json:"empty"` // the catalog has never held anything, and there are no files of a log
 	Cluster wire.ID `json:"cluster,omitzero"`
 	Cursor  uint64  `json:"cursor"`
+	Epoch   uint64  `json:"epoch"`
+	Serving bool    `json:"serving,omitempty"`
 }
 
 // remembers says why h is not empty.
@@ -33,6 +35,14 @@ func (h *hello) remembers(who string) string {
 		return who + " has files of a log in its data directory, and no catalog that knows them"
 	}
 	return fmt.Sprintf("%s has applied seq %d of cluster %s", who, h.Cursor, h.Cluster)
+}
+
+// remember counts a recovery that the node is prepared for: with an empty catalog beside it, too, there was a log.
+func (h *hello) remember(r *recovery) {
+	h.Empty = false
+	if h.Cluster.IsZero() {
+		h.Cluster = r.Cluster
+	}
 }
 
 func helloSubject(prefix string) string { return prefix + ".node.hello" }
@@ -282,8 +292,10 @@ func askHellos(ctx context.Context, nc *nats.Conn, prefix string, nodes []string
 // helloOf is what this node says of its catalog.
 func helloOf(node string, catalog wire.ID, witness, head apply.Head, files bool) hello {
 	known := witness
-	if known.Cursor < head.Cursor || known.ClusterID.IsZero() {
+	if known.Epoch < head.Epoch || known.Epoch == head.Epoch && known.Cursor < head.Cursor || known.ClusterID.IsZero() {
 		known = head
 	}
-	return hello{Node: node, Catalog: catalog, Empty: known == apply.Head{} && !files, Cluster: known.ClusterID, Cursor: known.Cursor}
+	return hello{
+		Node: node, Catalog: catalog, Empty: known == apply.Head{} && !files, Cluster: known.ClusterID, Cursor: known.Cursor, Epoch: known.Epoch,
+	}
 }

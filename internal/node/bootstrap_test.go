@@ -49,10 +49,10 @@ func TestHelloOf(t *testing.T) {
 		want          hello
 	}{
 		"never held anything": {apply.Head{}, apply.Head{}, hello{Empty: true}},
-		"a state":             {apply.Head{}, head, hello{Cluster: wire.ID{1}, Cursor: 5}},
+		"a state":             {apply.Head{}, head, hello{Cluster: wire.ID{1}, Cursor: 5, Epoch: 1}},
 		// A catalog that lost its state once held a log.
-		"a witness only": {witness, apply.Head{}, hello{Cluster: wire.ID{1}, Cursor: 9}},
-		"both":           {witness, head, hello{Cluster: wire.ID{1}, Cursor: 9}},
+		"a witness only": {witness, apply.Head{}, hello{Cluster: wire.ID{1}, Cursor: 9, Epoch: 1}},
+		"both":           {witness, head, hello{Cluster: wire.ID{1}, Cursor: 9, Epoch: 1}},
 	} {
 		if got := helloOf("", wire.ID{}, c.witness, c.head, false); got != c.want {
 			t.Errorf("%s: %+v: want %+v", name, got, c.want)

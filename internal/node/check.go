@@ -134,16 +134,15 @@ func (c *checker) Observe(seq uint64, e *wire.Entry, op *wire.Op, agrees agreeme
 	if twin {
 		// An earlier run cannot have seen an entry of this one. So it lives: on a copy of this directory.
 		why := fmt.Sprintf("another process runs under the name and with the catalog of %s: it had applied seq %d", node, e.Cursor)
-		if c.guard.Fence(why) {
-			c.logger.Error("fenced: this node issues no more ids", "reason", why)
-		}
+		c.guard.Fence(why)
 	}
 	c.conclude()
 	c.signal()
 }
 
 // Differs tells that node has another state than this one, at one seq. One of the two is wrong, and the majority decides
-// which: a check begins, in which only those count that agree. The minority never gets its majority.
+// which: a check begins, in which only those count that agree. The minority never gets its majority, and fences; where no
+// majority can agree, all do. Silence does not count.
 func (c *checker) Differs(node string, cursor uint64) {
 	nodes := c.named()
 	c.mu.Lock()
@@ -162,9 +161,28 @@ func (c *checker) Differs(node string, cursor uint64) {
 	why := fmt.Sprintf("the state of %s at seq %d is another than this node's", node, cursor)
 	c.logger.Error("replicas differ", "node", node, "seq", cursor)
 	c.Begin(why)
-	if others > len(nodes)/2 {
-		c.refused("this node's state differs from that of a majority: " + why)
+	if len(nodes)-others > len(nodes)/2 {
+		return // a majority may yet agree with this node: the check finds out
 	}
+	why = fmt.Sprintf("this node's state differs from that of %d of %d nodes, so that no majority can have it: %s", others, len(nodes), why)
+	c.refused(why)
+	// Where the entries differ, and not only what was made of them, the log was rewritten: that is a proof, and this state is
+	// not to be thrown away.
+	c.replica.Audit(func() {
+		c.mu.Lock()
+		still := 0
+		for _, n := range nodes {
+			if c.differ[n] {
+				still++
+			}
+		}
+		c.mu.Unlock()
+		if len(nodes)-still > len(nodes)/2 {
+			return
+		}
+		c.guard.FenceDigest(why, false)
+		c.refused(why)
+	})
 }
 
 func (c *checker) named() (nodes []string) {
@@ -269,9 +287,7 @@ func (c *checker) check(ctx context.Context) bool {
 	}
 	if found.problem != "" {
 		c.proven(found)
-		if c.guard.Fence(found.problem) {
-			c.logger.Error("fenced: this node issues no more ids", "reason", found.problem)
-		}
+		c.guard.Fence(found.problem)
 		return true
 	}
 
@@ -343,6 +359,9 @@ func (c *checker) refusal() (why string) {
 			o.Reject = wire.RejectNotNamed
 		} else if member, ok := m.Member(c.node); ok && member.CatalogID != c.catalog {
 			o.Reject = wire.RejectCatalog
+		}
+		if m.Restoring() {
+			o.Reject = wire.RejectRestoring
 		}
 		if err := o.Err(op); err != nil {
 			why = err.(*allocnode.Error).Message

@@ -174,6 +174,9 @@ func (c *checker) compareEntry(ctx context.Context, seq uint64, applied wire.Dig
 
 // compareIdentity holds what the leader says of the stream against what the node remembers of it.
 func compareIdentity(id jetstream.Identity, head, witness apply.Head, genesis *wire.Genesis) finding {
+	if witness.Epoch < id.Epoch && head.ClusterID.IsZero() {
+		witness = apply.Head{ClusterID: witness.ClusterID} // of a log that is over; see rejoin
+	}
 	known := head
 	if known.ClusterID.IsZero() {
 		known = witness
@@ -191,7 +194,7 @@ func compareIdentity(id jetstream.Identity, head, witness apply.Head, genesis *w
 		problem := fmt.Sprintf("the log was made anew at %s: this node has applied seq %d of the one made at %s",
 			id.Created.UTC().Format(time.RFC3339Nano), head.Cursor, made)
 		return finding{problem: problem, gone: true}
-	case id.FirstSeq > 1:
+	case id.FirstSeq > id.Begin():
 		return finding{problem: fmt.Sprintf("the log was purged: it begins at seq %d", id.FirstSeq), gone: true}
 	case id.LastSeq < remembered:
 		problem := fmt.Sprintf("the log lost entries: it ends at seq %d, this node has applied seq %d", id.LastSeq, remembered)

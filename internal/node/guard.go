@@ -15,11 +15,13 @@ import (
 // Reasons, strongest first; each is shown until it is lifted:
 //
 //	stopping   the process ends
-//	fenced     a proof against the log: for as long as the process lives
+//	fenced     a proof against the log: until an operator recovers it
+//	           another state than a majority's: until a check ends well
 //	halted     an entry is not understood (for as long as the process lives), or the catalog cannot be written
 //	denied     the existing NATS does not permit what the node needs
 //	foreign    another cluster, or a stream, is on the service's subjects
 //	refused    the log does not accept this node: its name belongs to another catalog, or is not named
+//	lagging    the log does not take this node's entries in time: until a check ends well; next goes on
 //	checking   the check of DESIGN 8 is under way
 type guard struct {
 	mu       sync.Mutex        // guards all below; not held while the proposer is called
@@ -27,17 +29,24 @@ type guard struct {
 	pool     *next.Pool        // as prop
 	stopping bool
 	fence    string
+	digest   string // the fence that lifts itself
 	stuck    string // an entry that is not understood: halted for as long as the process lives
 	halt     string // the catalog cannot be written
 	denied   string
 	foreign  string
 	refusal  string
+	lag      string
 	waiting  string // what a check, or the start, waits for
 	started  bool   // the log was opened: checking, no longer starting
 	checked  bool
+	opened   bool   // a check has ended well in this run
 	held     uint64 // ticket of the last Hold; 0 when something stronger came after it
 
 	changed chan struct{} // capacity 1
+
+	// Who keeps and tells fences; nil in tests. Called without the lock, after the gates are closed.
+	raised func(class, reason string, stored bool)
+	lifted func()
 }
 
 func newGuard() *guard {
@@ -45,7 +54,17 @@ func newGuard() *guard {
 }
 
 func (g *guard) setGates(prop *propose.Proposer, pool *next.Pool) {
-	g.update(func() { g.prop, g.pool = prop, pool })
+	var fence string
+	g.update(func() { g.prop, g.pool, fence = prop, pool, g.fence })
+	if fence != "" { // of an earlier run
+		fenceGates(prop, pool, fence)
+	}
+}
+
+func fenceGates(prop *propose.Proposer, pool *next.Pool, reason string) {
+	err := allocnode.Errorf(allocnode.CodeFenced, "%s", reason)
+	prop.Fence(err)
+	pool.Fence(err)
 }
 
 // gates are what the guard works, the proposer's first: its tickets are the pool's too.
@@ -57,7 +76,11 @@ func (g *guard) gates() (*propose.Proposer, *next.Pool) {
 
 // refuse works both gates.
 func (g *guard) refuse(format, reason string) {
-	err := allocnode.Errorf(allocnode.CodeUnavailable, format, reason)
+	g.refuseAs(allocnode.CodeUnavailable, format, reason)
+}
+
+func (g *guard) refuseAs(code allocnode.Code, format, reason string) {
+	err := allocnode.Errorf(code, format, reason)
 	prop, pool := g.gates()
 	if prop == nil {
 		return // nothing was opened yet
@@ -85,6 +108,8 @@ func (g *guard) State() (state, reason string) {
 		return wire.StateStopping, "the node is stopping"
 	case g.fence != "":
 		return wire.StateFenced, g.fence
+	case g.digest != "":
+		return wire.StateFenced, g.digest
 	case g.stuck != "":
 		return wire.StateHalted, g.stuck
 	case g.halt != "":
@@ -97,6 +122,8 @@ func (g *guard) State() (state, reason string) {
 		return wire.StateChecking, g.foreign
 	case g.refusal != "":
 		return wire.StateChecking, g.refusal
+	case g.lag != "":
+		return wire.StateChecking, g.lag
 	case g.checked:
 		return wire.StateServing, ""
 	case g.started:
@@ -112,18 +139,47 @@ func (g *guard) Serving() bool {
 }
 
 // Fence stops issuing for good. The first reason is kept; Fence reports whether this was it.
-func (g *guard) Fence(reason string) (first bool) {
+func (g *guard) Fence(reason string) (first bool) { return g.fenceAs(reason, false) }
+
+// Restore is Fence with the reason of an earlier run.
+func (g *guard) Restore(reason string) { g.fenceAs(reason, true) }
+
+func (g *guard) fenceAs(reason string, stored bool) (first bool) {
 	if prop, pool := g.gates(); prop != nil {
-		err := allocnode.Errorf(allocnode.CodeFenced, "%s", reason)
-		prop.Fence(err)
-		pool.Fence(err)
+		fenceGates(prop, pool, reason)
 	}
 	g.update(func() {
 		if first = g.fence == ""; first {
 			g.fence = reason
 		}
 	})
+	if first && g.raised != nil {
+		g.raised(fenceLog, reason, stored)
+	}
 	return first
+}
+
+// Outgrown lifts Restore, before there are gates: the fence was about the log of an epoch that is over.
+func (g *guard) Outgrown() { g.update(func() { g.fence = "" }) }
+
+// FenceDigest stops issuing until a check ends well. stored says that an earlier run had found the reason.
+func (g *guard) FenceDigest(reason string, stored bool) {
+	first := false
+	g.update(func() {
+		first = g.digest == ""
+		g.digest, g.checked, g.held = reason, false, 0
+	})
+	g.refuseAs(allocnode.CodeFenced, "%s", reason)
+	if first && g.raised != nil {
+		g.raised(fenceDigest, reason, stored)
+	}
+}
+
+// Opened reports whether a check has ended well in this run.
+func (g *guard) Opened() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.opened
 }
 
 // Fenced reports whether Fence was called.
@@ -152,6 +208,13 @@ func (g *guard) Unhalt() { g.update(func() { g.halt = "" }) }
 func (g *guard) Refuse(reason string) {
 	g.refuse("%s", reason)
 	g.update(func() { g.refusal, g.checked, g.held = reason, false, 0 })
+}
+
+// Lag refuses what goes through the log, until a check ends well.
+func (g *guard) Lag(reason string) {
+	prop, _ := g.gates()
+	prop.Refuse(allocnode.Errorf(allocnode.CodeUnavailable, "%s", reason))
+	g.update(func() { g.lag, g.checked, g.held = reason, false, 0 })
 }
 
 // Foreign refuses requests, whatever is checked, until it is called with "". The node serves again after its next check.
@@ -199,13 +262,18 @@ func (g *guard) Open(ticket uint64) bool {
 	if barred || !prop.Open(ticket) {
 		return false
 	}
+	lifted := false
 	pool.Open(ticket) // not, where a Hold or a refusal has come in between
 	g.update(func() {
 		// What came between the two steps stands: a Refuse would be forgotten, a Hold shown as serving.
 		if g.held == ticket {
-			g.checked, g.refusal = true, ""
+			lifted = g.digest != ""
+			g.checked, g.opened, g.refusal, g.digest, g.lag = true, true, "", "", ""
 		}
 	})
+	if lifted && g.lifted != nil {
+		g.lifted()
+	}
 	return true
 }
 

@@ -65,12 +65,7 @@ func TestCheckDigestsDiffer(t *testing.T) {
 		for range 3 {
 			f.put(f.entry("n2", 1, reserveOp(10)))
 		}
-		right := f.entries[2]
-		f.entries[2] = f.entry("n2", 1, reserveOp(1000))
-		diverged := f.remembering(t, 4)
-		f.entries[2] = right
-
-		u1 := f.start(t, "n1", diverged)
+		u1 := f.start(t, "n1", f.diverged(t, 4, 1))
 		pass(settle)
 		u1.state(wire.StateChecking, "majority")
 		u2 := f.start(t, "n2", f.remembering(t, 4))
@@ -80,7 +75,7 @@ func TestCheckDigestsDiffer(t *testing.T) {
 		u2.state(wire.StateChecking, "majority")
 		u3 := f.start(t, "n3", f.remembering(t, 4))
 		pass(settle)
-		u1.state(wire.StateChecking, "differs from that of a majority")
+		u1.state(wire.StateFenced, "no majority can have it")
 		u2.state(wire.StateServing, "")
 		u3.state(wire.StateServing, "")
 		before := f.last()
@@ -89,7 +84,7 @@ func TestCheckDigestsDiffer(t *testing.T) {
 			t.Errorf("the log grew from %d to %d entries in a day", before, last)
 		}
 		u2.state(wire.StateServing, "")
-		u1.state(wire.StateChecking, "differs from that of a majority")
+		u1.state(wire.StateFenced, "no majority can have it")
 		if u1.guard.Listen(true) {
 			t.Error("the one that differs listens")
 		}

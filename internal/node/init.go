@@ -120,6 +120,12 @@ type initiation struct {
 func (i *initiation) may(ctx context.Context) error {
 	askCtx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
+	switch epoch, err := jetstream.LatestEpoch(askCtx, i.nc, i.cfg.Prefix); {
+	case err != nil:
+		return err
+	case epoch > 1:
+		return fmt.Errorf("the log exists already: a recovery has begun its epoch %d. Nothing was changed", epoch)
+	}
 	id, err := i.log.Identity(askCtx)
 	var config *jetstream.StreamConfigError
 	switch {

@@ -284,7 +284,8 @@ func (c *trio) takerIsFenced(t *testing.T) {
 	})
 	must(t, nc, "alloc.reserve.orders", `{"key":"after the fence"}`)
 	c.stop(old)
-	c.start(old) // the fence was no proof that is stored: its log is whole
+	c.unfence(old) // its log is whole
+	c.start(old)
 	c.serve(names...)
 	c.taker(nc, names...)
 }

@@ -53,6 +53,10 @@ type Node struct {
 	store   *kv.Committer
 	svc     *service.Service
 
+	fences   fences
+	differed string // the digest fence of an earlier run
+	clean    bool   // at the start of this run the catalog held all that the node had ever applied
+
 	catalogID atomic.Pointer[wire.ID] // of catalog, for Status, which is called at any time
 }
 
@@ -68,10 +72,13 @@ func New(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Node{
+	n := &Node{
 		cfg: cfg, logger: cfg.Logger, incarnation: wire.NewID(), server: srv, guard: newGuard(),
 		started: make(chan struct{}), ready: make(chan struct{}),
-	}, nil
+	}
+	n.fences.n = n
+	n.guard.raised, n.guard.lifted = n.fences.raised, n.fences.lifted
+	return n, nil
 }
 
 // Started is closed when clients can connect to ClientURL.
@@ -93,12 +100,17 @@ func (n *Node) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	})
-	err := n.run(ctx)
+	watcher.Go(func() { n.fences.Run(ctx) })
+	err := n.run(ctx, cancel)
 	cancel(nil)
 	watcher.Wait()
 	var failed *serverError
 	if errors.As(context.Cause(ctx), &failed) && !errors.Is(err, failed.err) {
 		err = errors.Join(failed.err, err)
+	}
+	var later *laterEpochError
+	if errors.As(context.Cause(ctx), &later) {
+		err = errors.Join(later, err)
 	}
 	return err
 }
@@ -109,7 +121,7 @@ type serverError struct{ err error }
 func (e *serverError) Error() string { return e.err.Error() }
 func (e *serverError) Unwrap() error { return e.err }
 
-func (n *Node) run(ctx context.Context) (err error) {
+func (n *Node) run(ctx context.Context, cancel context.CancelCauseFunc) (err error) {
 	if names := mutant.Active(); len(names) > 0 {
 		n.logger.Error("this build is for tests only: it goes without a guard, and may issue an id twice", "mutants", names)
 	}
@@ -138,6 +150,23 @@ func (n *Node) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, n.catalog.Close()) }()
 
 	self := helloOf(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), machine.Head(), files)
+	n.clean = mayBeClean(n.catalog)
+	pending, err := n.pending(self.Epoch)
+	if err != nil {
+		return err
+	}
+	if pending != nil {
+		self.remember(pending)
+	}
+	n.fences.epoch = self.Epoch
+	if n.differed, err = n.storedFence(self.Epoch, pending); err != nil {
+		return err
+	}
+	if n.differed != "" {
+		if machine, err = n.distrust(machine, n.differed); err != nil {
+			return err
+		}
+	}
 	if want := n.cfg.ClusterID; !want.IsZero() && !self.Cluster.IsZero() && self.Cluster != want {
 		// Before the server too: its JetStream, another cluster's, would join the group that rules over this one's.
 		return fmt.Errorf("the data in %s are of cluster %s, cluster_id is set to %s", n.cfg.DataDir, self.Cluster, want)
@@ -166,16 +195,12 @@ func (n *Node) run(ctx context.Context) (err error) {
 		defer stop()
 	}
 
-	log, err := jetstream.NewLog(logConn, n.cfg.logConfig(), n.cfg.Name)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
 	close(n.started)
 
 	if _, err := answerHellos(logConn, n.cfg.Prefix, n.hello(self)); err != nil {
 		return fmt.Errorf("answer other nodes: %w", err)
 	}
+	n.fences.connected(svcConn)
 	n.svc = service.New(svcConn, n.serviceConfig(), &n.link, operators{&n.link}, &n.link, &n.link, n.Status)
 	if err := n.svc.Start(); err != nil {
 		return err
@@ -186,13 +211,26 @@ func (n *Node) run(ctx context.Context) (err error) {
 		err = errors.Join(err, n.svc.Close(stopCtx))
 	}()
 
-	id, fence, err := n.bootstrap(logConn, log, self).run(ctx)
+	watchCtx, stopWatch := context.WithCancel(ctx)
+	var watcher sync.WaitGroup
+	defer watcher.Wait()
+	defer stopWatch()
+	log, id, machine, fence, err := n.follow(ctx, logConn, self, machine, pending, func(epoch uint64) {
+		watcher.Go(func() { n.watchEpoch(watchCtx, cancel, logConn, epoch) })
+	})
+	if log != nil {
+		defer log.Close()
+	}
 	switch {
 	case ctx.Err() != nil:
 		return nil
 	case err != nil:
 		return err
-	case fence != "":
+	}
+	if err := n.outgrown(max(id.Epoch, self.Epoch)); err != nil {
+		return err
+	}
+	if fence != "" {
 		n.fence(fence)
 		<-ctx.Done()
 		return nil
@@ -278,7 +316,9 @@ func (n *Node) serviceConfig() service.Config {
 func (n *Node) hello(self hello) func() hello {
 	return func() hello {
 		if parts := n.link.get(); parts != nil {
-			return helloOf(self.Node, self.Catalog, n.catalog.Witness(), parts.replica.Head(), !self.Empty)
+			h := helloOf(self.Node, self.Catalog, n.catalog.Witness(), parts.replica.Head(), !self.Empty)
+			h.Serving = n.guard.Serving()
+			return h
 		}
 		return self
 	}

@@ -29,6 +29,7 @@ type parts struct {
 	checker *checker
 	watch   *watch
 	lead    *lead
+	lag     *lagWatch
 
 	neighbors *neighbors
 }
@@ -64,6 +65,9 @@ const drainTimeout = 4500 * time.Millisecond
 func (n *Node) replicate(
 	ctx context.Context, machine *apply.Machine, nc, svc *nats.Conn, log *jetstream.Log, id jetstream.Identity,
 ) error {
+	if err := n.catalog.SetClean(false); err != nil { // before an entry is applied
+		return err
+	}
 	p := n.assemble(machine, nc, svc, log, id)
 	// A subscription that nats.go made anew is a new one (DESIGN 8): what was missed meanwhile may be a log made anew. Set
 	// before the first, so that none goes unseen.
@@ -85,6 +89,9 @@ func (n *Node) replicate(
 		return fmt.Errorf("subscribe to the log: %w", err)
 	}
 	defer stopFeed()
+	if n.differed != "" {
+		n.guard.FenceDigest(n.differed, true)
+	}
 	p.checker.Begin("start")
 	stopLeader, err := log.OnLeaderChange(func() {
 		p.checker.Begin("the stream has a new leader")
@@ -105,7 +112,7 @@ func (n *Node) replicate(
 	work := context.WithoutCancel(ctx)
 	store := startStage(work, n.store.Run)
 	core := startStage(work, p.prop.Run, p.pool.Run, p.replica.Run)
-	front := startStage(work, p.checker.Run, p.watch.Run, p.lead.Run, p.neighbors.Run, n.serve)
+	front := startStage(work, p.checker.Run, p.watch.Run, p.lag.Run, p.lead.Run, p.neighbors.Run, n.serve)
 	select {
 	case <-ctx.Done():
 		if n.cfg.clustered() {
@@ -123,7 +130,12 @@ func (n *Node) replicate(
 	if drainErr := n.svc.Drain(drainCtx); drainErr != nil {
 		n.logger.Warn("stop serving", "error", drainErr)
 	}
-	return errors.Join(err, core.stop(), store.stop())
+	stopped := errors.Join(core.stop(), store.stop())
+	// What an earlier run had applied and not stored is known to be here only after a check that ended well.
+	if stopped == nil && (n.clean || n.guard.Opened()) {
+		stopped = n.catalog.SetClean(true)
+	}
+	return errors.Join(err, stopped)
 }
 
 // assemble makes the parts and ties them together. It starts nothing.
@@ -156,11 +168,24 @@ func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstre
 			n.guard.HaltForGood(err.Error())
 		},
 		advanced: p.pool.Advanced,
-		applied:  p.prop.Applied,
-		checked:  func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { p.checker.Observe(seq, e, op, a) },
-		differs:  func(node string, cursor uint64) { p.checker.Differs(node, cursor) },
+		applied: func(id wire.EntryID, seq uint64, data []byte, outcomes []wire.Outcome) {
+			if id.Incarnation == n.incarnation {
+				p.lag.Applied()
+			}
+			p.prop.Applied(id, seq, data, outcomes)
+		},
+		checked: func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { p.checker.Observe(seq, e, op, a) },
+		differs: func(node string, cursor uint64) { p.checker.Differs(node, cursor) },
 	}, n.logger)
+	p.replica.first = id.Begin()
 	p.checker = newChecker(n.cfg.Name, n.incarnation, n.catalog.ID(), n.catalog.Witness(), log, p.replica, p.prop, n.guard, n.logger)
+	p.lag = &lagWatch{
+		submit: func(ctx context.Context, op []byte) error {
+			_, _, err := p.checker.submit(ctx, op)
+			return err
+		},
+		waiting: p.prop.Waiting, behind: p.replica.Behind, guard: n.guard, begin: p.checker.Begin, logger: n.logger,
+	}
 	p.watch = newWatch(n.cfg.Name, log, p.replica, p.checker)
 	var bus leadBus = nc
 	if n.cfg.NATS != nil {
@@ -189,10 +214,14 @@ func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstre
 }
 
 // fence stops issuing for good, and says so.
-func (n *Node) fence(reason string) {
-	if n.guard.Fence(reason) {
-		n.logger.Error("fenced: this node issues no more ids", "reason", reason)
+func (n *Node) fence(reason string) { n.guard.Fence(reason) }
+
+// clusterID is the cluster that this node belongs to, as far as it knows.
+func (n *Node) clusterID() wire.ID {
+	if p := n.link.get(); p != nil {
+		return p.cluster
 	}
+	return n.catalog.Witness().ClusterID
 }
 
 // storeState is told when the catalog can no longer be written, and when it can again.

@@ -70,7 +70,9 @@ type replica struct {
 	doubt chan struct{}          // capacity 1: read the stream
 	hint  atomic.Uint64          // the feed last spoke of this seq to Wake
 	woken chan struct{}          // capacity 1: look for it
+	audit chan func()            // capacity 1: compare all that is remembered with the log, then call it
 
+	first    uint64        // seq at which the log begins; 0 is 1
 	patience time.Duration // how long the feed may take to bring what the log is known to hold
 
 	mu      sync.RWMutex // guards machine: written by Run's goroutine only, read by any
@@ -95,6 +97,7 @@ func newReplica(m *apply.Machine, witness apply.Head, log logReader, store delta
 		feed:  make(chan jetstream.Message, 4096),
 		doubt: make(chan struct{}, 1),
 		woken: make(chan struct{}, 1),
+		audit: make(chan func(), 1),
 
 		patience: patience,
 	}
@@ -160,6 +163,9 @@ func (r *replica) Expect(seq uint64) {
 	}
 }
 
+// Behind reports whether the log is known to hold what was not applied yet.
+func (r *replica) Behind() bool { return r.want.Load() > r.Head().Cursor }
+
 // Wake is Offer for a feed that anybody may have written: its bytes are not looked at, and its seq is not believed. It has
 // the stream read. It does not block.
 func (r *replica) Wake(msg jetstream.Message) {
@@ -214,6 +220,10 @@ func (r *replica) Run(ctx context.Context) error {
 			r.take(ctx, msg)
 		case <-r.woken:
 			r.look(ctx)
+		case then := <-r.audit:
+			if r.compareAll(ctx) {
+				then()
+			}
 		case <-r.doubt:
 			doubt()
 		case <-timer.C:
@@ -262,7 +272,7 @@ var errHalted = errors.New("halted")
 func (r *replica) read(ctx context.Context) error {
 	tryCtx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	_, err := r.log.Read(tryCtx, max(r.Head().Cursor, 1), func(msg jetstream.Message) error {
+	_, err := r.log.Read(tryCtx, max(r.Head().Cursor, r.first, 1), func(msg jetstream.Message) error {
 		r.apply(ctx, msg)
 		if r.halted {
 			return errHalted
@@ -391,7 +401,8 @@ func (r *replica) awaitResumed(ctx context.Context) bool {
 // too, but only when it commits, and by then the node could have answered.
 func (r *replica) contradicted(h apply.Head) bool {
 	w := r.witness
-	return h.Cursor == w.Cursor && h.Epoch == w.Epoch && h.ClusterID == w.ClusterID && h.Digest != w.Digest
+	return h.Cursor == w.Cursor && h.Epoch == w.Epoch && h.ClusterID == w.ClusterID && h.Digest != w.Digest &&
+		w.Digest != wire.Digest{} // another state's: this one is rebuilt in its place
 }
 
 // foldWhole is fold, which tells damaged bytes from others than those applied: one replica's damage at a seq that was

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -204,6 +205,7 @@ type unit struct {
 	replica *replica
 	checker *checker
 	store   *fakeStore
+	lag     atomic.Pointer[lagWatch]
 
 	cancel context.CancelFunc
 	ended  sync.WaitGroup
@@ -255,6 +257,30 @@ func (f *fakeLog) remembering(t *testing.T, n int) unitOption {
 	return func(o *unitOptions) { o.machine = m }
 }
 
+// diverged starts a node that has applied the log's first n entries, and whose state is another all the same: more was carved
+// of orders.
+func (f *fakeLog) diverged(t *testing.T, n int, more byte) unitOption {
+	t.Helper()
+	m := f.machine(t, n)
+	r := apply.NewRestorer()
+	for rec := range m.Records() {
+		if string(rec.Key) == "sorders" {
+			rec.Value = slices.Clone(rec.Value)
+			rec.Value[len(rec.Value)-2] += more // the hwm, below 128
+		}
+		if err := r.Add(rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	head := m.Head()
+	head.Digest[0] ^= more
+	other, err := r.Machine(head)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(o *unitOptions) { o.machine = other }
+}
+
 func (f *fakeLog) machine(t *testing.T, n int) *apply.Machine {
 	t.Helper()
 	m := apply.New()
@@ -291,9 +317,14 @@ func (f *fakeLog) start(t *testing.T, name string, opts ...unitOption) *unit {
 		stopped:  func() { u.checker.Suspect() },
 		halt:     func(err error) { u.guard.HaltForGood(err.Error()) },
 		advanced: u.pool.Advanced,
-		applied:  u.prop.Applied,
-		checked:  func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { u.checker.Observe(seq, e, op, a) },
-		differs:  func(node string, cursor uint64) { u.checker.Differs(node, cursor) },
+		applied: func(id wire.EntryID, seq uint64, data []byte, outcomes []wire.Outcome) {
+			if l := u.lag.Load(); l != nil && id.Incarnation == cfg.Header.ID.Incarnation {
+				l.Applied()
+			}
+			u.prop.Applied(id, seq, data, outcomes)
+		},
+		checked: func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { u.checker.Observe(seq, e, op, a) },
+		differs: func(node string, cursor uint64) { u.checker.Differs(node, cursor) },
 	}, quiet)
 	u.checker = newChecker(name, cfg.Header.ID.Incarnation, o.catalog, o.witness, f, u.replica, u.prop, u.guard, quiet)
 	f.with(func() { f.feeds[name] = u.replica.Offer })

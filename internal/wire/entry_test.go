@@ -220,7 +220,7 @@ func TestUnsupportedEntries(t *testing.T) {
 		"max 2^63":            entry(func(e *wire.Entry) { e.Defaults.Max = 1 << 63 }),
 		"max count 0":         entry(func(e *wire.Entry) { e.Defaults.MaxCount = 0 }),
 		"an operation 0":      entry(func(e *wire.Entry) { e.Ops[0].Kind = 0 }),
-		"an operation 10":     entry(func(e *wire.Entry) { e.Ops[0].Kind = 10 }),
+		"an operation 11":     entry(func(e *wire.Entry) { e.Ops[0].Kind = 11 }),
 		"too many operations": barriers(wire.MaxEntryOps + 1),
 		"too many bytes":      long(wire.MaxEntryBytes + 1),
 	} {

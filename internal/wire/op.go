@@ -24,6 +24,9 @@ const (
 	KindCheck    Kind = 7 // what a node found when it compared its catalog with the log
 	KindForget   Kind = 8 // releases a node's name from its catalog id
 	KindActivate Kind = 9 // makes a level's operations take effect
+
+	// KindRestore carries one part of a recovered state: behind the genesis of a recovery, alone in its entry.
+	KindRestore Kind = 10
 )
 
 // Bounds of a genesis.
@@ -50,6 +53,8 @@ type Genesis struct {
 	MaxSequences uint64 // how many sequences there may be
 
 	HaltOnExhaustion bool // a sequence that could not fit a request refuses all until resumed
+
+	Recovery *Recovery // of a log that a recovery began
 }
 
 // Verdict is what a check found.
@@ -94,6 +99,9 @@ type Op struct {
 
 	Check   *Check
 	Genesis *Genesis
+
+	// Restore: Index, from 0 on, and Data, the part; aliases the entry.
+	Data []byte
 }
 
 // Bits of Op.Given.
@@ -113,9 +121,16 @@ const (
 	flagsAll = flagPartial | flagKey | flagList | flagSince
 )
 
+// Bits of a genesis's flags byte.
+const (
+	flagHalt = 1 << iota
+	flagRecovery
+)
+
 // AppendOp appends op to dst. Layouts, with uvarint for every number and a length before every string:
 //
-//	genesis   1 | epoch | created | n | n names | key window | entry window | max sequences | halt(1)
+//	genesis   1 | epoch | created | n | n names | key window | entry window | max sequences | flags(1)
+//	            flags: halt, recovery; with that one | first | base | key floor | floor | level | n | n part hashes(16)
 //	reserve   2 | flags(1) | name | count | [key] | [index] | [since]      flags: partial, key, list, since
 //	create    3 | name | given(1) | first | max | max count
 //	advance   4 | name | floor
@@ -124,6 +139,7 @@ const (
 //	check     7 | node | catalog id(16) | ask(1) | verdict(1) | reason
 //	forget    8 | node
 //	activate  9 | level
+//	restore  10 | index | part
 func AppendOp(dst []byte, op *Op) []byte {
 	dst = append(dst, byte(op.Kind))
 	switch op.Kind {
@@ -138,7 +154,14 @@ func AppendOp(dst []byte, op *Op) []byte {
 		dst = binary.AppendUvarint(dst, g.KeyWindow)
 		dst = binary.AppendUvarint(dst, g.EntryWindow)
 		dst = binary.AppendUvarint(dst, g.MaxSequences)
-		dst = appendBool(dst, g.HaltOnExhaustion)
+		flags := byte(0)
+		if g.HaltOnExhaustion {
+			flags |= flagHalt
+		}
+		if g.Recovery == nil {
+			return append(dst, flags)
+		}
+		dst = g.Recovery.append(append(dst, flags|flagRecovery))
 	case KindReserve:
 		dst = append(dst, reserveFlags(op))
 		dst = appendBytes(dst, op.Name)
@@ -170,6 +193,9 @@ func AppendOp(dst []byte, op *Op) []byte {
 		dst = appendString(dst, c.Reason)
 	case KindActivate:
 		dst = binary.AppendUvarint(dst, op.Count)
+	case KindRestore:
+		dst = binary.AppendUvarint(dst, op.Index)
+		dst = appendBytes(dst, op.Data)
 	}
 	return dst
 }
@@ -244,6 +270,9 @@ func (r *Reader) op(op *Op) {
 		}
 	case KindActivate:
 		op.Count = r.Uvarint()
+	case KindRestore:
+		op.Index = r.Uvarint()
+		op.Data = r.Bytes(MaxPart)
 	default:
 		r.fail(errOp)
 	}
@@ -266,7 +295,14 @@ func (r *Reader) genesis() *Genesis {
 	g.KeyWindow = r.Uvarint()
 	g.EntryWindow = r.Uvarint()
 	g.MaxSequences = r.Uvarint()
-	g.HaltOnExhaustion = r.Bool()
+	flags := r.Byte()
+	g.HaltOnExhaustion = flags&flagHalt != 0
+	if flags&flagRecovery != 0 {
+		g.Recovery = r.recovery()
+	}
+	if flags&^(flagHalt|flagRecovery) != 0 {
+		r.fail(errBool)
+	}
 	if g.Epoch == 0 || g.KeyWindow == 0 || g.KeyWindow > MaxWindow || g.EntryWindow == 0 || g.EntryWindow > MaxWindow ||
 		g.MaxSequences > MaxSequences {
 		r.fail(errOp)

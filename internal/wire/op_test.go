@@ -19,6 +19,46 @@ func sampleGenesis() *wire.Genesis {
 	}
 }
 
+func sampleRecovery() *wire.Recovery {
+	return &wire.Recovery{
+		First: 2_000_000, Base: 17, KeyFloor: 9, Floor: 5000, Level: 1, Parts: []wire.Digest{{1, 15: 2}, {3}},
+	}
+}
+
+// A recovery is named by all that it fixes, and by nothing else.
+// Checked: with the cluster's id left out of the hash, and with Created left in, this fails.
+func TestRecoveryID(t *testing.T) {
+	cluster := wire.ID{1}
+	g := sampleGenesis()
+	if id := g.RecoveryID(cluster); !id.IsZero() || g.First() != 1 {
+		t.Errorf("a genesis that is no recovery's has the id %s, and begins at %d", id, g.First())
+	}
+	g.Recovery = sampleRecovery()
+	want := g.RecoveryID(cluster)
+	if want.IsZero() || g.First() != 2_000_000 || g.RecoveryID(wire.ID{2}) == want {
+		t.Errorf("id %s, of another cluster %s, first %d", want, g.RecoveryID(wire.ID{2}), g.First())
+	}
+	later := *g
+	later.Created++
+	if got := later.RecoveryID(cluster); got != want {
+		t.Errorf("made later: %s, want %s", got, want)
+	}
+	for name, change := range map[string]func(*wire.Genesis, *wire.Recovery){
+		"epoch": func(g *wire.Genesis, _ *wire.Recovery) { g.Epoch++ },
+		"nodes": func(g *wire.Genesis, _ *wire.Recovery) { g.Nodes = g.Nodes[:2] },
+		"first": func(_ *wire.Genesis, r *wire.Recovery) { r.First++ },
+		"floor": func(_ *wire.Genesis, r *wire.Recovery) { r.Floor++ },
+		"parts": func(_ *wire.Genesis, r *wire.Recovery) { r.Parts[1] = wire.Digest{4} },
+	} {
+		other, r := *sampleGenesis(), sampleRecovery()
+		other.Recovery = r
+		change(&other, r)
+		if other.RecoveryID(cluster) == want {
+			t.Errorf("with another %s it has the same id", name)
+		}
+	}
+}
+
 // sampleOps is an entry for each operation, in each of its forms.
 func sampleOps(one func(name string, ops ...wire.Op) sample) []sample {
 	reserve := func(change func(op *wire.Op)) wire.Op {
@@ -29,6 +69,8 @@ func sampleOps(one func(name string, ops ...wire.Op) sample) []sample {
 	key := []byte("a-key")
 	before := *sampleGenesis()
 	before.Created = -1 // before 1970
+	recovery := *sampleGenesis()
+	recovery.Recovery = sampleRecovery()
 	return []sample{
 		one("genesis", wire.Op{Kind: wire.KindGenesis, Genesis: sampleGenesis()}),
 		one("genesis-before-1970", wire.Op{Kind: wire.KindGenesis, Genesis: &before}),
@@ -60,15 +102,17 @@ func sampleOps(one func(name string, ops ...wire.Op) sample) []sample {
 		),
 		one("forget", wire.Op{Kind: wire.KindForget, Name: []byte("n1")}),
 		one("activate", wire.Op{Kind: wire.KindActivate, Count: 2}),
+		one("recovery", wire.Op{Kind: wire.KindGenesis, Genesis: &recovery}),
+		one("restore", wire.Op{Kind: wire.KindRestore, Index: 3, Data: []byte("a part")}),
 	}
 }
 
 // equalOps takes an absent and an empty slice for the same.
 func equalOps(a, b wire.Op) bool {
-	if !bytes.Equal(a.Name, b.Name) || !bytes.Equal(a.Key, b.Key) {
+	if !bytes.Equal(a.Name, b.Name) || !bytes.Equal(a.Key, b.Key) || !bytes.Equal(a.Data, b.Data) {
 		return false
 	}
-	a.Name, a.Key, b.Name, b.Key = nil, nil, nil, nil
+	a.Name, a.Key, a.Data, b.Name, b.Key, b.Data = nil, nil, nil, nil, nil, nil
 	return reflect.DeepEqual(a, b)
 }
 
@@ -99,6 +143,9 @@ func TestOpsOutOfBounds(t *testing.T) {
 		change(g)
 		return wire.Op{Kind: wire.KindGenesis, Genesis: g}
 	}
+	recovery := func(change func(r *wire.Recovery)) wire.Op {
+		return genesis(func(g *wire.Genesis) { g.Recovery = sampleRecovery(); change(g.Recovery) })
+	}
 	create := func(s wire.Settings, given uint8) wire.Op {
 		return wire.Op{Kind: wire.KindCreate, Name: []byte("a"), Settings: s, Given: given}
 	}
@@ -126,6 +173,12 @@ func TestOpsOutOfBounds(t *testing.T) {
 		"check, long name":        {Kind: wire.KindCheck, Name: long(65), Check: &wire.Check{}},
 		"check, verdict 2":        check(wire.Check{Verdict: 2}),
 		"check, long reason":      check(wire.Check{Reason: string(long(513))}),
+		"recovery, first 1":       recovery(func(r *wire.Recovery) { r.First, r.Base, r.KeyFloor = 1, 0, 0 }),
+		"recovery, base at first": recovery(func(r *wire.Recovery) { r.Base = r.First }),
+		"recovery, keys at first": recovery(func(r *wire.Recovery) { r.KeyFloor = r.First }),
+		"recovery, level 0":       recovery(func(r *wire.Recovery) { r.Level = 0 }),
+		"recovery, many parts":    recovery(func(r *wire.Recovery) { r.Parts = make([]wire.Digest, wire.MaxParts+1) }),
+		"a long part":             {Kind: wire.KindRestore, Data: long(wire.MaxPart + 1)},
 		"genesis, epoch 0":        genesis(func(g *wire.Genesis) { g.Epoch = 0 }),
 		"genesis, no node":        genesis(func(g *wire.Genesis) { g.Nodes = nil }),
 		"genesis, 65 nodes":       genesis(func(g *wire.Genesis) { g.Nodes = nodes(65) }),

@@ -27,6 +27,8 @@ const (
 	RejectLevel      Reject = 12 // a level that not every node knows, or that is active already
 	RejectGenesis    Reject = 13 // a genesis that is not the first entry
 	RejectName       Reject = 14 // a malformed sequence name
+	RejectRestoring  Reject = 15 // the recovered state is not complete yet
+	RejectRestore    Reject = 16 // a part of a recovered state that is not the next one
 )
 
 // Outcome is what applying one operation gave. It is the same on every replica.
@@ -82,6 +84,10 @@ func (o *Outcome) Err(op *Op) error {
 		return allocnode.Errorf(allocnode.CodeConflict, "level %d is active already, or not known to every node", op.Count)
 	case RejectGenesis:
 		return allocnode.Errorf(allocnode.CodeConflict, "the log has its genesis already")
+	case RejectRestoring:
+		return allocnode.Errorf(allocnode.CodeUnavailable, "the recovery is not complete in the log yet")
+	case RejectRestore:
+		return allocnode.Errorf(allocnode.CodeConflict, "part %d is not the next part of a recovery", op.Index)
 	case RejectName:
 		return allocnode.Errorf(allocnode.CodeBadRequest, "malformed sequence name %q", name)
 	}

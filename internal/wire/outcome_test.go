@@ -9,7 +9,7 @@ import (
 )
 
 func TestOutcomeErr(t *testing.T) {
-	op := &wire.Op{Name: []byte("orders"), Count: 7, Since: 3}
+	op := &wire.Op{Name: []byte("orders"), Count: 7, Since: 3, Index: 4}
 	for _, c := range []struct {
 		reject  wire.Reject
 		code    allocnode.Code
@@ -32,6 +32,8 @@ func TestOutcomeErr(t *testing.T) {
 		{wire.RejectLevel, allocnode.CodeConflict, "level 7 is active already, or not known to every node"},
 		{wire.RejectGenesis, allocnode.CodeConflict, "the log has its genesis already"},
 		{wire.RejectName, allocnode.CodeBadRequest, `malformed sequence name "orders"`},
+		{wire.RejectRestoring, allocnode.CodeUnavailable, "the recovery is not complete in the log yet"},
+		{wire.RejectRestore, allocnode.CodeConflict, "part 4 is not the next part of a recovery"},
 	} {
 		var e *allocnode.Error
 		o := wire.Outcome{Reject: c.reject, Remaining: 5}
@@ -54,8 +56,8 @@ func TestOutcomeErr(t *testing.T) {
 	// The table above has them all: the next number is not a rejection, which is a broken invariant.
 	defer func() {
 		if recover() == nil {
-			t.Error("rejection 15 has an error: add it to the table")
+			t.Error("rejection 17 has an error: add it to the table")
 		}
 	}()
-	_ = (&wire.Outcome{Reject: wire.RejectName + 1}).Err(op)
+	_ = (&wire.Outcome{Reject: wire.RejectRestore + 1}).Err(op)
 }
