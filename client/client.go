@@ -36,7 +36,6 @@ type Client struct {
 
 // counters are what happened since New.
 type counters struct {
-	calls    atomic.Uint64
 	requests atomic.Uint64
 	retries  atomic.Uint64
 }
@@ -102,8 +101,11 @@ func (c *Client) Stats() Stats {
 	c.mu.Lock()
 	n := len(c.open)
 	c.mu.Unlock()
+	c.merge.mu.Lock()
+	calls := c.merge.calls
+	c.merge.mu.Unlock()
 	return Stats{
-		Calls: c.stats.calls.Load(), Requests: c.stats.requests.Load(), Retries: c.stats.retries.Load(), Sequences: n,
+		Calls: calls, Requests: c.stats.requests.Load(), Retries: c.stats.retries.Load(), Sequences: n,
 	}
 }
 

@@ -46,6 +46,7 @@ type merger struct {
 	queue  []*seat
 	gate   chan struct{} // what the callers of the queue wait at
 	gone   int           // seats in queue whose callers have left
+	calls  uint64        // that took a seat so far
 	lanes  int
 	groups uint64 // number of the last group made; 0 is everybody
 	flying map[*flight]bool
@@ -81,6 +82,7 @@ func (m *merger) enqueue(c *Client, s *seat) (gate chan struct{}, err error) {
 		s.group = m.groups
 	}
 	m.queue = append(m.queue, s)
+	m.calls++
 	return m.gate, nil
 }
 
@@ -287,6 +289,7 @@ func (m *merger) reclaim(c *Client, q *call) (*seat, chan struct{}, error) {
 		}
 	}
 	delete(m.lost.byKey, q.key)
+	m.calls++
 	s.left = false
 	f.attached++
 	return s, f.gate, nil

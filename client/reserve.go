@@ -35,13 +35,14 @@ func (c *Client) reserve(ctx context.Context, q call) (allocnode.Range, error) {
 	if err := q.check(); err != nil {
 		return allocnode.Range{}, err
 	}
-	if limit, ok := c.limits.Load(q.sequence); ok && q.count > limit.(uint64) {
-		return allocnode.Range{}, badRequest("count %d is above max_count %d of %s", q.count, limit, q.sequence)
+	if q.count > 1 { // no max_count is below that
+		if limit, ok := c.limits.Load(q.sequence); ok && q.count > limit.(uint64) {
+			return allocnode.Range{}, badRequest("count %d is above max_count %d of %s", q.count, limit, q.sequence)
+		}
 	}
 	if ctx.Err() != nil {
 		return allocnode.Range{}, &unsentError{cause: cause(ctx)}
 	}
-	c.stats.calls.Add(1)
 	s, gate, err := c.merge.seatOf(c, &q)
 	if err != nil {
 		return allocnode.Range{}, err

@@ -39,10 +39,11 @@ type Sequence struct {
 // batch is a range of ids that are given away one by one. It is never changed but for its two counters, and the whole is
 // swapped as one pointer: an id taken from an old batch is still that batch's.
 type batch struct {
-	next atomic.Uint64 // the next id; beyond end once all are gone
 	low  atomic.Uint64 // whoever gets this id or a later one looks after the next batch; end when that was done
 	end  uint64
-	_    [5]uint64 // fills a cache line, so that no other variable shares it
+	_    [14]uint64    // next is alone in its pair of cache lines: all cores write it, and read what stands above
+	next atomic.Uint64 // the next id; beyond end once all are gone
+	_    [15]uint64
 }
 
 // waiter is one Next that has nothing to give. It gets exactly one answer.
