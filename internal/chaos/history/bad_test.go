@@ -115,6 +115,11 @@ func TestOrderRejects(t *testing.T) {
 			s.reserve("e", 71, 75, 650, 10, 9)
 			s.reserve("f", 76, 77, 600, 10, 9)
 		}, "reached 659"},
+		{"one below what was acknowledged before the last", func(s *story) {
+			s.reserve("d", 70, 80, 700, 10, 9)
+			s.reserve("e", 71, 81, 650, 10, 9)
+			s.reserve("f", 82, 83, 670, 10, 9)
+		}, "reached 709"},
 		{"a reservation below an advance", func(s *story) { s.reserve("d", 70, 71, 400, 10, 9) }, "reached 510"},
 		{"an advance that does not know a reservation", func(s *story) {
 			s.attempt(history.Attempt{Action: history.Advance, To: 900, Began: 70 * ms, Answers: []history.Answer{

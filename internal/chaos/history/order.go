@@ -25,12 +25,10 @@ type placed struct {
 func Order(h *History, log *Log) []Violation {
 	f := &found{rule: RuleOrder}
 	all := map[string][]placed{}
-	unheard := map[string]Range{} // the one range that the log has for a key
-	again := map[string]bool{}
+	unheard := map[string]Range{} // what the log has for a key
 	if log != nil {
 		for i := range log.Results {
 			if r := &log.Results[i]; r.Action == Reserve && r.Key != "" && r.Refused == 0 && !r.Repeated {
-				_, again[r.Key] = unheard[r.Key]
 				unheard[r.Key] = r.Range
 			}
 		}
@@ -43,7 +41,7 @@ func Order(h *History, log *Log) []Violation {
 		if r.answer != nil && len(r.answer.Ranges) == 1 {
 			p.acked, got, ok = r.answer.At, r.answer.Ranges[0], true
 		}
-		if ok && !again[r.key] && got.Start() > 0 {
+		if ok && got.Start() > 0 {
 			p.low, p.high = got.Start()-1, got.End()-1
 			all[r.sequence] = append(all[r.sequence], p)
 		}

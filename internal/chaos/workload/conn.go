@@ -12,14 +12,9 @@ import (
 	"github.com/allocnode/allocnode/internal/chaos/history"
 )
 
-const (
-	// A node answers within 4 s; docs/CLIENTS.md calls 5 s a good time-out.
-	attemptTimeout = 5 * time.Second
-
-	// How long an answer may be late and still be recorded: at least this, at most twice. A node that was paused answers
-	// when it goes on.
-	lateFor = 2 * time.Minute
-)
+// lateFor is how long an answer may be late and still be recorded: at least this, at most twice. A node that was paused
+// answers when it goes on.
+const lateFor = 2 * time.Minute
 
 // flight is an attempt that was sent.
 type flight struct {
@@ -48,7 +43,7 @@ func (p *process) dial(node Node) (*conn, error) {
 		nats.Name(p.cfg.Process), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(200 * time.Millisecond),
 		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond), nats.IgnoreDiscoveredServers(), nats.ReconnectBufSize(-1),
 		nats.Timeout(2 * time.Second), nats.PingInterval(time.Second), nats.MaxPingsOutstanding(3),
-		nats.FlusherTimeout(attemptTimeout), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}),
+		nats.FlusherTimeout(p.cfg.Timeout), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}),
 	}, p.cfg.Options...)
 	var err error
 	if c.nc, err = nats.Connect(node.URL, options...); err != nil {
@@ -109,7 +104,7 @@ func (c *conn) attempt(ctx context.Context, a *ask) history.Record {
 	if err := c.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: c.inbox + token, Data: body}); err != nil {
 		end.Text = err.Error()
 	} else {
-		timeout := time.NewTimer(attemptTimeout)
+		timeout := time.NewTimer(c.p.cfg.Timeout)
 		defer timeout.Stop()
 		select {
 		case answered := <-f.ended:
@@ -138,6 +133,6 @@ func (c *conn) abandon(a *ask) {
 	}
 	subject, body := a.request(c.p.cfg.Prefix)
 	if err := nc.PublishMsg(&nats.Msg{Subject: subject, Reply: nats.NewInbox(), Data: body}); err == nil {
-		_ = nc.FlushTimeout(attemptTimeout) // it got there or not: nobody will know
+		_ = nc.FlushTimeout(c.p.cfg.Timeout) // it got there or not: nobody will know
 	}
 }

@@ -33,6 +33,7 @@ type Config struct {
 	Pace      time.Duration // a worker begins one thing in this time at most
 	Sequences []string      // shared by all processes; made on first use
 	MaxCount  uint64        // the most ids that one reservation may ask for
+	Timeout   time.Duration // of one attempt
 	KeyWindow uint64        // of the cluster's genesis, in keys: when a key is old enough to be asked for again
 
 	Resume  []history.Attempt // what an earlier process left, from [Unfinished]: asked for first
@@ -45,6 +46,7 @@ func DefaultConfig() Config {
 	return Config{
 		Prefix: "alloc", Workers: 8, Pace: 20 * time.Millisecond, Sequences: []string{"orders", "orders.eu", "users"},
 		MaxCount: 1_000_000, KeyWindow: 131_072,
+		Timeout: 5 * time.Second, // a node answers within 4 s
 	}
 }
 
@@ -62,6 +64,7 @@ func (c *Config) Validate() error {
 	want(c.History != nil, "no history")
 	want(c.Workers > 0, "workers is %d: at least 1", c.Workers)
 	want(c.Pace > 0, "pace is %v: more than 0", c.Pace)
+	want(c.Timeout > 0, "timeout is %v: more than 0", c.Timeout)
 	want(len(c.Sequences) > 0, "no sequences")
 	want(c.MaxCount > 0, "max count is 0: at least 1")
 	return errors.Join(faults...)
