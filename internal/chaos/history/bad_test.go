@@ -18,7 +18,8 @@ func ok(at int64, r history.Range, seq uint64) history.Answer {
 	return history.Answer{At: at * ms, Outcome: history.OK, Ranges: []history.Range{r}, Seq: seq, Cluster: "c0ffee"}
 }
 
-// TestUniqueRejects: each of these was reported as nothing with the line for it taken out of Unique.
+// The tests of bad histories. Checked: with the range before in place of the one that reaches furthest, owners without a key
+// taken for one, or only the first answer of an attempt read, TestUniqueRejects failed.
 func TestUniqueRejects(t *testing.T) {
 	for _, tt := range []badHistory{
 		{"two keys share an id", func(s *story) { s.reserve("d", 70, 71, 15, 3, 9) }, "ids [15, 16) of orders were issued twice"},
@@ -68,6 +69,7 @@ func TestUniqueRejects(t *testing.T) {
 	wantNone(t, history.Unique(s.h))
 }
 
+// Checked: without the rule for conflicts, for another count, or for keys without since (each way), it failed.
 func TestIdempotentRejects(t *testing.T) {
 	for _, tt := range []badHistory{
 		{"a retry gets another range", func(s *story) { s.reserve("a", 70, 71, 601, 10, 9) }, "has two ranges"},
@@ -104,6 +106,8 @@ func TestIdempotentRejects(t *testing.T) {
 	wantNone(t, history.Order(s.h, s.log))
 }
 
+// Checked: with the last acknowledgement in place of the highest, beginnings in place of acknowledgements, or infos that show no
+// mark, it failed.
 func TestOrderRejects(t *testing.T) {
 	for _, tt := range []badHistory{
 		{"a later reservation below an earlier one", func(s *story) {
@@ -158,6 +162,8 @@ func TestOrderRejects(t *testing.T) {
 	wantNone(t, history.Order(s.h, s.log))
 }
 
+// Checked: without the rule for clusters, expired keys, or the upper bound of an info, with batches never joined, or joined
+// across nodes, it failed.
 func TestLogTruthRejects(t *testing.T) {
 	for _, tt := range []badHistory{
 		{"an acknowledged reservation is not in the log", func(s *story) { s.reserve("d", 70, 71, 601, 10, 9) },

@@ -3,6 +3,9 @@ package history_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -230,6 +233,62 @@ func TestFoldRefuses(t *testing.T) {
 	} {
 		if _, err := history.Fold(tt.messages); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: error %v, want %q in it", tt.name, err, tt.want)
+		}
+	}
+}
+
+func TestLogFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log.jsonl")
+	l := &logMaker{rng: rand.New(rand.NewPCG(2, 2))}
+	h := l.header()
+	h.Cursor = 0
+	l.append(l.seal(h, wire.Op{Kind: wire.KindGenesis, Genesis: genesis(l.rng)}))
+	for range 50 {
+		l.step()
+	}
+	if err := history.WriteLog(path, l.messages); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := history.ReadLog(path); err != nil || !reflect.DeepEqual(got, l.messages) {
+		t.Errorf("%d messages, error %v, want the %d written", len(got), err, len(l.messages))
+	}
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, whole[:len(whole)-20], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := history.ReadLog(path); err == nil {
+		t.Errorf("a file that is cut short gave %d messages", len(got))
+	}
+}
+
+// BenchmarkFoldMillion folds a million keyed reservations, 80 in an entry.
+func BenchmarkFoldMillion(b *testing.B) {
+	l := &logMaker{rng: rand.New(rand.NewPCG(3, 3))}
+	h := l.header()
+	h.Cursor, h.AutoCreate = 0, true
+	g := genesis(l.rng)
+	g.KeyWindow, g.EntryWindow = 131_072, 16_384
+	l.append(l.seal(h, wire.Op{Kind: wire.KindGenesis, Genesis: g}))
+	const each, entries = 80, 12_500
+	h.Defaults = wire.Settings{First: 1, Max: 1 << 53, MaxCount: 1000}
+	for range entries {
+		var ops []wire.Op
+		for i := range each {
+			l.counter++
+			ops = append(ops, wire.Op{
+				Kind: wire.KindReserve, Name: fmt.Appendf(nil, "s%d", i%6), Count: 10, Since: 1, Key: fmt.Appendf(nil, "%032x", l.counter),
+			})
+		}
+		h.ID.Counter, h.Cursor = l.counter, l.last()
+		l.append(l.seal(h, ops...))
+	}
+	for b.Loop() {
+		log, err := history.Fold(l.messages)
+		if err != nil || len(log.Results) != each*entries {
+			b.Fatalf("error %v", err)
 		}
 	}
 }

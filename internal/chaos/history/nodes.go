@@ -127,36 +127,39 @@ func Hygiene(nodes []string, samples []Sample, output map[string]string, slack S
 }
 
 // Liveness returns the actions of which none succeeded within bound of from (the last healing, by [Now]), and the nodes at
-// which nothing sent to them did. An attempt counts that began after from. An action or node that nobody tried until then
-// is an error.
+// which nothing sent to them did, or to which no client could connect while others were asked. An attempt counts that began
+// after from. An action that nobody tried until then is an error.
 func Liveness(h *History, from int64, bound time.Duration, actions []Action, nodes []string) ([]Violation, error) {
 	f := &found{rule: RuleLiveness}
 	until := from + bound.Nanoseconds()
-	tried, done := map[string]bool{}, map[string]bool{}
+	tried, done := map[Action]bool{}, map[Action]bool{}
+	asked, answered := map[string]bool{}, map[string]bool{}
 	for i := range h.Attempts {
 		a := &h.Attempts[i]
 		if a.Began < from || a.Began > until {
 			continue
 		}
-		action, node := "action "+string(a.Action), "node "+a.Node
-		tried[action], tried[node] = true, true
+		tried[a.Action], asked[a.Node] = true, true
 		if ok := a.ok(); ok != nil && ok.At <= until {
-			done[action], done[node] = true, true
+			done[a.Action], answered[a.Node] = true, true
 		}
 	}
-	var wanted []string
 	for _, action := range actions {
-		wanted = append(wanted, "action "+string(action))
+		switch {
+		case !tried[action]:
+			return nil, fmt.Errorf("judge liveness: nobody tried %s within %v of %.3f", action, bound, ms(from))
+		case !done[action]:
+			f.add(nil, "no %s succeeded within %v of %.3f", action, bound, ms(from))
+		}
 	}
 	for _, node := range nodes {
-		wanted = append(wanted, "node "+node)
-	}
-	for _, what := range wanted {
 		switch {
-		case !tried[what]:
-			return nil, fmt.Errorf("judge liveness: nobody tried %s within %v", what, bound)
-		case !done[what]:
-			f.add(nil, "%s: nothing succeeded within %v of %.3f", what, bound, ms(from))
+		case len(tried) == 0:
+			return nil, fmt.Errorf("judge liveness: nobody tried anything within %v of %.3f", bound, ms(from))
+		case !asked[node]:
+			f.add(nil, "no client could connect to %s within %v of %.3f", node, bound, ms(from))
+		case !answered[node]:
+			f.add(nil, "nothing sent to %s succeeded within %v of %.3f", node, bound, ms(from))
 		}
 	}
 	return f.all, nil

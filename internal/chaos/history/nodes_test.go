@@ -121,16 +121,24 @@ func TestLivenessRejects(t *testing.T) {
 	if violations, err = history.Liveness(s.h, 20*ms, 25*time.Millisecond, actions, nodes); err != nil {
 		t.Fatal(err)
 	}
-	wantOne(t, "too late", violations, history.RuleLiveness, "action next: nothing succeeded within 25ms")
+	wantOne(t, "too late", violations, history.RuleLiveness, "no next succeeded within 25ms")
 
 	s = good()
 	s.h.Attempts[5].Node = "n2" // the attempt that nobody answered
 	if violations, err = history.Liveness(s.h, 20*ms, 40*time.Millisecond, actions, []string{"n1", "n2"}); err != nil {
 		t.Fatal(err)
 	}
-	wantOne(t, "a dead node", violations, history.RuleLiveness, "node n2")
+	wantOne(t, "a dead node", violations, history.RuleLiveness, "nothing sent to n2 succeeded")
 
-	if _, err := history.Liveness(s.h, 62*ms, time.Second, actions, nodes); err == nil {
+	if violations, err = history.Liveness(s.h, 20*ms, 40*time.Millisecond, actions, []string{"n1", "n3"}); err != nil {
+		t.Fatal(err)
+	}
+	wantOne(t, "a node that does not listen", violations, history.RuleLiveness, "no client could connect to n3")
+
+	if _, err := history.Liveness(s.h, 62*ms, time.Second, nil, nodes); err == nil {
+		t.Error("nobody tried anything, and it was taken for dead or alive")
+	}
+	if _, err := history.Liveness(s.h, 62*ms, time.Second, actions, nil); err == nil {
 		t.Error("nobody tried, and it was taken for alive")
 	}
 }
