@@ -19,7 +19,6 @@ type logMaker struct {
 	rng      *rand.Rand
 	messages []history.Message
 	counter  uint64
-	seen     map[wire.Reject]int
 }
 
 var (

@@ -16,6 +16,16 @@ type ask struct {
 	since                uint64
 	to                   uint64
 	first, max, maxCount uint64
+
+	items []ask // of a list: each is a reservation under its own key, all with since
+}
+
+// parts are the reservations of a list, or a itself: each is an attempt of its own in the history.
+func (a *ask) parts() []ask {
+	if a.items != nil {
+		return a.items
+	}
+	return []ask{*a}
 }
 
 // record is the begin of an attempt at node.
@@ -36,6 +46,9 @@ func askOf(a *history.Attempt) ask {
 
 // request is the subject and the body, the same ones each time.
 func (a *ask) request(prefix string) (subject string, body []byte) {
+	if a.items != nil {
+		return prefix + ".reserve", a.list()
+	}
 	subject = prefix + "." + string(a.action) + "." + a.sequence
 	switch a.action {
 	case history.Reserve:
@@ -64,6 +77,23 @@ func (a *ask) request(prefix string) (subject string, body []byte) {
 	panic("workload: an ask to " + string(a.action))
 }
 
+func (a *ask) list() []byte {
+	type item struct {
+		Sequence string `json:"sequence"`
+		Count    uint64 `json:"count"`
+		Key      string `json:"key"`
+		Partial  bool   `json:"partial,omitempty"`
+	}
+	body := struct {
+		Since    uint64 `json:"since,omitempty"`
+		Requests []item `json:"requests"`
+	}{Since: a.since}
+	for _, i := range a.items {
+		body.Requests = append(body.Requests, item{i.sequence, i.count, i.key, i.partial})
+	}
+	return encode(body)
+}
+
 func encode(body any) []byte {
 	b, err := json.Marshal(body)
 	if err != nil {
@@ -87,6 +117,7 @@ type reply struct {
 	HWM     *uint64 `json:"hwm"`
 	Seq     uint64  `json:"seq"`
 	Cluster string  `json:"cluster"`
+	Results []reply `json:"results"`
 	Error   *struct {
 		Code    string `json:"code"`
 		Message string `json:"message"`
@@ -103,32 +134,54 @@ var (
 	retriable = map[string]bool{"fenced": true, "unavailable": true}
 )
 
-// read is what an answer's body says to a.
-func (a *ask) read(body []byte) history.Record {
-	end := history.Record{Kind: history.KindEnd, Outcome: history.Unknown}
-	none := func(why string) history.Record {
-		end.Text = why + ": " + string(body[:min(len(body), 200)])
-		return end
-	}
-	if len(body) == 0 {
-		return none("no responders")
-	}
+// read is what an answer's body says to each part of a.
+func (a *ask) read(body []byte) []history.Record {
+	parts := a.parts()
+	ends := make([]history.Record, len(parts))
 	var r reply
-	if err := json.Unmarshal(body, &r); err != nil {
-		return none(err.Error())
+	why := ""
+	if len(body) == 0 {
+		why = "no responders"
+	} else if err := json.Unmarshal(body, &r); err != nil {
+		why = err.Error()
+	} else if r.Error == nil && len(r.Results) != len(a.items) {
+		why = "not an answer"
 	}
+	for i := range parts {
+		end := &ends[i]
+		*end = history.Record{Kind: history.KindEnd, Outcome: history.Unknown}
+		switch {
+		case why != "":
+		case a.items != nil && r.Error == nil:
+			item := &r.Results[i]
+			item.Seq, item.Cluster = r.Seq, r.Cluster
+			parts[i].readOne(item, end)
+		default:
+			parts[i].readOne(&r, end)
+		}
+		if end.Outcome == history.Unknown && end.Code == "" {
+			if why == "" {
+				why = "not an answer"
+			}
+			end.Text = why + ": " + string(body[:min(len(body), 200)])
+		}
+	}
+	return ends
+}
+
+// readOne fills in what r says to a. It leaves end unknown where that is nothing.
+func (a *ask) readOne(r *reply, end *history.Record) {
 	end.Cluster = r.Cluster
 	if r.Error != nil {
 		end.Code = r.Error.Code
 		if noEffect[r.Error.Code] {
 			end.Outcome = history.Failed
 		}
-		return end
+		return
 	}
 	if r.Sequence != a.sequence {
-		return none("not an answer")
+		return
 	}
-	end.Seq = r.Seq
 	switch {
 	case a.action == history.Reserve && r.Start != nil && r.End != nil:
 		end.Ranges = []history.Range{{*r.Start, *r.End}}
@@ -144,14 +197,22 @@ func (a *ask) read(body []byte) history.Record {
 	case a.action == history.Info && r.HWM != nil:
 		end.HWM = *r.HWM
 	default:
-		return none("not an answer")
+		return
 	}
-	end.Outcome = history.OK
-	return end
+	end.Seq, end.Outcome = r.Seq, history.OK
 }
 
-// definite says that another attempt would tell nothing new.
-func definite(end *history.Record) bool {
+// definite says that another attempt would tell nothing new about any part.
+func definite(ends ...history.Record) bool {
+	for i := range ends {
+		if !settled(&ends[i]) {
+			return false
+		}
+	}
+	return len(ends) > 0
+}
+
+func settled(end *history.Record) bool {
 	return end.Outcome == history.OK || end.Outcome == history.Failed && !retriable[end.Code]
 }
 
@@ -159,21 +220,21 @@ func definite(end *history.Record) bool {
 // was killed, or stopped, had under way. Another one gives them to [Config.Resume].
 func Unfinished(h *history.History) []history.Attempt {
 	type name struct{ sequence, key string }
-	settled := map[name]bool{}
+	closed := map[name]bool{}
 	for i := range h.Attempts {
 		a := &h.Attempts[i]
 		for n := range a.Answers {
 			answer := &a.Answers[n]
-			if definite(&history.Record{Outcome: answer.Outcome, Code: answer.Code}) {
-				settled[name{a.Sequence, a.Key}] = true
+			if settled(&history.Record{Outcome: answer.Outcome, Code: answer.Code}) {
+				closed[name{a.Sequence, a.Key}] = true
 			}
 		}
 	}
 	var open []history.Attempt
 	for i := range h.Attempts {
 		a := &h.Attempts[i]
-		if at := (name{a.Sequence, a.Key}); a.Action == history.Reserve && a.Key != "" && !settled[at] {
-			settled[at] = true
+		if at := (name{a.Sequence, a.Key}); a.Action == history.Reserve && a.Key != "" && !closed[at] {
+			closed[at] = true
 			open = append(open, *a)
 		}
 	}

@@ -16,11 +16,11 @@ import (
 // answers when it goes on.
 const lateFor = 2 * time.Minute
 
-// flight is an attempt that was sent.
+// flight is what was sent in one message: an attempt, or one for each part of a list.
 type flight struct {
-	id    uint64
+	ids   []uint64
 	ask   *ask
-	ended chan history.Record // capacity 1: its first answer
+	ended chan []history.Record // capacity 1: its first answer, part by part
 }
 
 // conn is the connection to one node.
@@ -68,12 +68,14 @@ func (c *conn) heard(m *nats.Msg) {
 	if f == nil {
 		return // later than anybody keeps
 	}
-	end := f.ask.read(m.Data)
-	end.ID = f.id
-	c.p.write(end)
-	c.p.saw(&end)
+	ends := f.ask.read(m.Data)
+	for i := range ends {
+		ends[i].ID = f.ids[i]
+		c.p.write(ends[i])
+		c.p.saw(&ends[i])
+	}
 	select {
-	case f.ended <- end:
+	case f.ended <- ends:
 	default: // a second answer
 	}
 }
@@ -88,21 +90,35 @@ func (c *conn) register(token string, f *flight) {
 	c.now[token] = f
 }
 
-// attempt sends a once and waits for the end: an answer, the time-out, or ctx. The begin is in the history before a byte
-// is sent.
-func (c *conn) attempt(ctx context.Context, a *ask) history.Record {
-	f := &flight{id: c.p.cfg.History.NextID(), ask: a, ended: make(chan history.Record, 1)}
-	begin := a.record(c.node.Name)
-	begin.ID = f.id
-	if !c.p.write(begin) {
-		return history.Record{Outcome: history.Unknown}
+// begin records that a is about to be sent to the node, and returns the ids of its parts. What is not recorded (false) must
+// not be sent.
+func (c *conn) begin(a *ask) (ids []uint64, ok bool) {
+	parts := a.parts()
+	for i := range parts {
+		begin := parts[i].record(c.node.Name)
+		begin.ID = c.p.cfg.History.NextID()
+		if !c.p.write(begin) {
+			return nil, false
+		}
+		ids = append(ids, begin.ID)
 	}
-	token := strconv.FormatUint(f.id, 10)
+	return ids, true
+}
+
+// attempt sends a once and waits for the end of each of its parts: an answer, the time-out, or ctx. The begins are in the
+// history before a byte is sent.
+func (c *conn) attempt(ctx context.Context, a *ask) []history.Record {
+	ids, ok := c.begin(a)
+	if !ok {
+		return nil
+	}
+	f := &flight{ids: ids, ask: a, ended: make(chan []history.Record, 1)}
+	token := strconv.FormatUint(ids[0], 10)
 	c.register(token, f)
 	subject, body := a.request(c.p.cfg.Prefix)
-	end := history.Record{Kind: history.KindEnd, ID: f.id, Outcome: history.Unknown}
+	why := ""
 	if err := c.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: c.inbox + token, Data: body}); err != nil {
-		end.Text = err.Error()
+		why = err.Error()
 	} else {
 		timeout := time.NewTimer(c.p.cfg.Timeout)
 		defer timeout.Stop()
@@ -110,13 +126,18 @@ func (c *conn) attempt(ctx context.Context, a *ask) history.Record {
 		case answered := <-f.ended:
 			return answered
 		case <-timeout.C:
-			end.Text = "no answer in time"
+			why = "no answer in time"
 		case <-ctx.Done():
-			end.Text = "the client stopped"
+			why = "the client stopped"
 		}
 	}
-	c.p.write(end)
-	return end
+	var ends []history.Record
+	for _, id := range ids {
+		end := history.Record{Kind: history.KindEnd, ID: id, Outcome: history.Unknown, Text: why}
+		c.p.write(end)
+		ends = append(ends, end)
+	}
+	return ends
 }
 
 // abandon sends a over a connection of its own, and closes it before an answer can be read.
@@ -126,9 +147,7 @@ func (c *conn) abandon(a *ask) {
 		return
 	}
 	defer nc.Close()
-	begin := a.record(c.node.Name)
-	begin.ID = c.p.cfg.History.NextID()
-	if !c.p.write(begin) {
+	if _, ok := c.begin(a); !ok {
 		return
 	}
 	subject, body := a.request(c.p.cfg.Prefix)

@@ -5,7 +5,7 @@
 //
 //   - reserve under a key, of 1, 10, 1,000 and as many ids as are allowed; it tries one node after the other, with the same
 //     bytes, until the answer is definite;
-//   - the same, sent to two nodes at once;
+//   - the same, sent to two nodes at once, and some in one list;
 //   - the same, by a client that is gone before it reads the answer, with and without a retry;
 //   - old keys again, within the key window and beyond it, and under another count;
 //   - without a key, partial, and from a sequence that runs out;

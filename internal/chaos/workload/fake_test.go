@@ -38,15 +38,23 @@ type service struct {
 	counter  uint64
 	batch    map[string]allocnode.Range
 	requests int
+	lists    int
 	most     int           // requests after which enough is closed
 	enough   chan struct{} // nil once closed
 
+	at    map[int]func()                     // what happens with the n-th request
 	fault func(op *wire.Op, o *wire.Outcome) // what a broken node would answer; nil: none
 }
 
-func startService(t *testing.T, most int) *service {
+// startServer starts a NATS server, which routes to others where it is clustered.
+func startServer(t *testing.T, name string, clustered bool, routes ...string) *server.Server {
 	t.Helper()
-	srv, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true})
+	options := &server.Options{ServerName: name, Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true}
+	if clustered {
+		options.Cluster = server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: -1}
+		options.Routes = server.RoutesFromStr(strings.Join(routes, ","))
+	}
+	srv, err := server.NewServer(options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,6 +66,17 @@ func startService(t *testing.T, most int) *service {
 	if !srv.ReadyForConnections(10 * time.Second) {
 		t.Fatal("the NATS server does not listen")
 	}
+	return srv
+}
+
+func startService(t *testing.T, most int) *service {
+	t.Helper()
+	return serveAt(t, startServer(t, "n1", false), most)
+}
+
+// serveAt has the service at a server; enough is closed after most requests.
+func serveAt(t *testing.T, srv *server.Server, most int) *service {
+	t.Helper()
 	nc, err := nats.Connect(srv.ClientURL())
 	if err != nil {
 		t.Fatal(err)
@@ -81,21 +100,29 @@ func startService(t *testing.T, most int) *service {
 
 // apply puts one operation into the log, in an entry of its own.
 func (s *service) apply(op wire.Op) (uint64, wire.Outcome) {
+	seq, outcomes := s.applyAll(op)
+	return seq, outcomes[0]
+}
+
+// applyAll puts operations into the log, in one entry.
+func (s *service) applyAll(ops ...wire.Op) (uint64, []wire.Outcome) {
 	s.counter++
 	seq := uint64(len(s.messages) + 1)
 	entry := wire.AppendHeader(nil, &wire.Header{
 		ClusterID: cluster, Level: wire.Level, Node: []byte("n1"), ID: wire.EntryID{Incarnation: wire.ID{1}, Counter: s.counter},
 		Cursor: seq - 1, AutoCreate: true, Defaults: defaults,
 	})
-	entry = wire.AppendOp(entry, &op)
+	for i := range ops {
+		entry = wire.AppendOp(entry, &ops[i])
+	}
 	wire.Seal(entry)
 	out, _, err := s.m.Apply(seq, entry)
 	if err != nil {
 		s.t.Errorf("apply seq %d: %v", seq, err)
-		return 0, wire.Outcome{}
+		return 0, make([]wire.Outcome, len(ops))
 	}
 	s.messages = append(s.messages, history.Message{Seq: seq, Data: entry})
-	return seq, out.Ops[0]
+	return seq, out.Ops
 }
 
 func (s *service) serve(m *nats.Msg) {
@@ -103,6 +130,9 @@ func (s *service) serve(m *nats.Msg) {
 	defer s.mu.Unlock()
 	if s.requests++; s.requests == s.most {
 		close(s.enough)
+	}
+	if do := s.at[s.requests]; do != nil {
+		do()
 	}
 	unlucky := s.rng.IntN(100)
 	if unlucky < 4 {
@@ -133,6 +163,9 @@ func (s *service) send(to string, body []byte) {
 }
 
 func (s *service) answer(m *nats.Msg) []byte {
+	if m.Subject == "alloc.reserve" {
+		return s.list(m.Data)
+	}
 	action, name, _ := strings.Cut(strings.TrimPrefix(m.Subject, "alloc."), ".")
 	var op wire.Op
 	var err error
@@ -180,6 +213,33 @@ func (s *service) answer(m *nats.Msg) []byte {
 		return wire.AppendAdvanceReply(nil, name, o.Start, o.End, seq, cluster)
 	}
 	return wire.AppendReserveReply(nil, name, allocnode.Range{Start: o.Start, End: o.End}, seq, cluster, false)
+}
+
+func (s *service) list(body []byte) []byte {
+	q, err := wire.ParseReserve("", body)
+	if err != nil {
+		return s.refuse(err)
+	}
+	var ops []wire.Op
+	for _, i := range q.List {
+		ops = append(ops, wire.Op{
+			Kind: wire.KindReserve, Name: []byte(i.Sequence), Count: i.Count, Partial: i.Partial, Key: []byte(i.Key), Since: q.Since,
+		})
+	}
+	s.lists++
+	seq, outcomes := s.applyAll(ops...)
+	results := make([]wire.ReserveResult, len(ops))
+	for i := range ops {
+		o, r := &outcomes[i], &results[i]
+		if s.fault != nil {
+			s.fault(&ops[i], o)
+		}
+		r.Sequence, r.Range = q.List[i].Sequence, allocnode.Range{Start: o.Start, End: o.End}
+		if err := o.Err(&ops[i]); err != nil {
+			r.Err = err.(*allocnode.Error)
+		}
+	}
+	return wire.AppendReserveListReply(nil, results, seq, cluster, false)
 }
 
 // next gives ids from a batch, and reserves the rest where it holds too few: an answer may have two ranges.

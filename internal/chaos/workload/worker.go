@@ -61,7 +61,8 @@ var chances = []struct {
 	in100 int
 	do    func(*worker, context.Context)
 }{
-	{40, (*worker).reserve},
+	{35, (*worker).reserve},
+	{5, (*worker).reserveList},
 	{10, (*worker).reserveTwice},
 	{5, (*worker).reserveAndDie},
 	{10, (*worker).again},
@@ -105,12 +106,29 @@ func (w *worker) reserve(ctx context.Context) {
 	w.keep(&a, w.settle(ctx, &a))
 }
 
-// keep remembers a reservation that was acknowledged.
-func (w *worker) keep(a *ask, end history.Record) {
-	if end.Outcome != history.OK || a.key == "" {
-		return
+// reserveList asks for some reservations in one message, each under a key of its own, as clients do that merge what their
+// callers want. Whoever asks for one of the keys again does so alone.
+func (w *worker) reserveList(ctx context.Context) {
+	list := ask{action: history.Reserve, since: w.p.seen.Load()}
+	for range 2 + w.rng.IntN(12) {
+		a := w.keyed()
+		a.since = list.since
+		if w.rng.IntN(8) == 0 {
+			a = w.fromTight(a)
+		}
+		list.items = append(list.items, a)
 	}
-	w.old = append(w.old, oldKey{*a, w.p.acked.Add(1)})
+	w.keep(&list, w.settle(ctx, &list))
+}
+
+// keep remembers the parts of a that were acknowledged.
+func (w *worker) keep(a *ask, ends []history.Record) {
+	parts := a.parts()
+	for i := range ends {
+		if ends[i].Outcome == history.OK && parts[i].key != "" {
+			w.old = append(w.old, oldKey{parts[i], w.p.acked.Add(1)})
+		}
+	}
 	if len(w.old) > keepOld {
 		w.old = w.old[len(w.old)-keepOld/2:]
 	}
@@ -127,14 +145,14 @@ func (w *worker) reserveTwice(ctx context.Context) {
 		w.keep(&a, w.settle(ctx, &a))
 		return
 	}
-	other := make(chan history.Record, 1)
+	other := make(chan []history.Record, 1)
 	go func() { other <- two.attempt(ctx, &a) }()
 	first := one.attempt(ctx, &a)
 	second := <-other
-	if !definite(&first) {
+	if !definite(first...) {
 		first = second
 	}
-	if !definite(&first) {
+	if !definite(first...) {
 		first = w.settle(ctx, &a)
 	}
 	w.keep(&a, first)
@@ -183,9 +201,13 @@ func (w *worker) unkeyed(ctx context.Context) {
 }
 
 func (w *worker) untilExhausted(ctx context.Context) {
-	a := w.keyed()
-	a.sequence, a.count, a.partial = w.tight().sequence, min(a.count, 1000), w.rng.IntN(2) == 0
+	a := w.fromTight(w.keyed())
 	w.keep(&a, w.settle(ctx, &a))
+}
+
+func (w *worker) fromTight(a ask) ask {
+	a.sequence, a.count, a.partial = w.tight().sequence, min(a.count, 1000), w.rng.IntN(2) == 0
+	return a
 }
 
 func (w *worker) next(ctx context.Context) {
@@ -236,8 +258,7 @@ func (w *worker) pick(other *conn) *conn {
 }
 
 // settle asks one node after the other until the answer is definite or ctx ends.
-func (w *worker) settle(ctx context.Context, a *ask) history.Record {
-	end := history.Record{Outcome: history.Unknown}
+func (w *worker) settle(ctx context.Context, a *ask) (ends []history.Record) {
 	var last *conn
 	for pause := 25 * time.Millisecond; ctx.Err() == nil; pause = min(2*pause, time.Second) {
 		c := w.pick(last)
@@ -245,8 +266,8 @@ func (w *worker) settle(ctx context.Context, a *ask) history.Record {
 			c = w.pick(nil)
 		}
 		if last = c; c != nil {
-			if end = c.attempt(ctx, a); definite(&end) {
-				return end
+			if ends = c.attempt(ctx, a); definite(ends...) {
+				return ends
 			}
 		}
 		t := time.NewTimer(pause/2 + time.Duration(w.rng.Int64N(int64(pause/2))))
@@ -256,5 +277,5 @@ func (w *worker) settle(ctx context.Context, a *ask) history.Record {
 		}
 		t.Stop()
 	}
-	return end
+	return ends
 }
