@@ -120,14 +120,20 @@ type Comment struct {
 // ErrMalformed says that a history holds what no writer writes: records that cannot be put together.
 var ErrMalformed = errors.New("history: malformed")
 
-// ReadFile is [Read] of the file at path.
+// ReadFile is [Read] of the file at path, as long as it is now: writers that go on are not waited for, and the last line may be
+// one that is cut short.
 func ReadFile(path string) (*History, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("read history: %w", err)
 	}
 	defer file.Close()
-	return Read(file)
+	info, err := file.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("read history: %w", err)
+	}
+	// Checked: without the limit, a reader that was slower than the writer read for ever in TestKilledWriter.
+	return Read(io.LimitReader(file, info.Size()))
 }
 
 // Read reads a history, or several one after the other. A line that was cut short is counted and skipped, also when another

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -155,6 +156,71 @@ func TestManyWriters(t *testing.T) {
 	all.Wait()
 	if h := read(t, path); len(h.Attempts) != writers*each || h.Torn != 0 {
 		t.Errorf("%d attempts, %d torn: want %d and none", len(h.Attempts), h.Torn, writers*each)
+	}
+}
+
+// TestKilledWriter kills a process in the middle of its writing, again and again, beside one that goes on: nothing that was
+// written is lost, and of each process at most the line at hand.
+func TestKilledWriter(t *testing.T) {
+	if path := os.Getenv("HISTORY_WRITER"); path != "" {
+		go func() { // it must not outlive the test, whatever becomes of that
+			_, _ = io.Copy(io.Discard, os.Stdin)
+			os.Exit(1)
+		}()
+		w := open(t, path, os.Getenv("HISTORY_PROCESS"))
+		for {
+			write(t, w, history.Record{Kind: history.KindBegin, ID: w.NextID(), Action: history.Reserve, Key: strings.Repeat("k", 128)})
+			os.Stdout.Close() // the parent waits for that
+		}
+	}
+	path := filepath.Join(t.TempDir(), "history.jsonl")
+	own := open(t, path, "own")
+	const kills, each = 5, 200 << 10 // bytes, of both
+	wrote := 0
+	size := func() int64 {
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Size()
+	}
+	for i := range kills {
+		child := exec.Command(os.Args[0], "-test.run=^TestKilledWriter$")
+		child.Env = append(os.Environ(), "HISTORY_WRITER="+path, fmt.Sprint("HISTORY_PROCESS=c", i))
+		stdin, err := child.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stdin.Close()
+		stdout, err := child.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, stdout) // until it is at work
+		for start := size(); size() < start+each; wrote++ {
+			write(t, own, history.Record{Kind: history.KindBegin, ID: own.NextID(), Action: history.Next})
+		}
+		if err := child.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = child.Wait() // killed
+	}
+	h := read(t, path)
+	last, count := map[string]uint64{}, map[string]uint64{}
+	for _, a := range h.Attempts {
+		last[a.Process] = max(last[a.Process], a.ID)
+		count[a.Process]++
+	}
+	if h.Torn > kills || count["own"] != uint64(wrote) || len(count) != kills+1 {
+		t.Errorf("%d torn, %d of our %d records, %d processes", h.Torn, count["own"], wrote, len(count))
+	}
+	for process, n := range count {
+		if n != last[process] {
+			t.Errorf("%s: %d records up to id %d", process, n, last[process])
+		}
 	}
 }
 

@@ -49,7 +49,18 @@ type service struct {
 // startServer starts a NATS server, which routes to others where it is clustered.
 func startServer(t *testing.T, name string, clustered bool, routes ...string) *server.Server {
 	t.Helper()
-	options := &server.Options{ServerName: name, Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true}
+	srv := newServer(t, name, -1, clustered, routes...)
+	go srv.Start()
+	if !srv.ReadyForConnections(10 * time.Second) {
+		t.Fatal("the NATS server does not listen")
+	}
+	return srv
+}
+
+// newServer makes a server that is not started.
+func newServer(t *testing.T, name string, port int, clustered bool, routes ...string) *server.Server {
+	t.Helper()
+	options := &server.Options{ServerName: name, Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true}
 	if clustered {
 		options.Cluster = server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: -1}
 		options.Routes = server.RoutesFromStr(strings.Join(routes, ","))
@@ -58,14 +69,10 @@ func startServer(t *testing.T, name string, clustered bool, routes ...string) *s
 	if err != nil {
 		t.Fatal(err)
 	}
-	go srv.Start()
 	t.Cleanup(func() {
 		srv.Shutdown()
 		srv.WaitForShutdown()
 	})
-	if !srv.ReadyForConnections(10 * time.Second) {
-		t.Fatal("the NATS server does not listen")
-	}
 	return srv
 }
 
