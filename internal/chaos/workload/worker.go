@@ -9,8 +9,10 @@ import (
 	"github.com/allocnode/allocnode/internal/chaos/history"
 )
 
-// keepOld bounds the keys that a worker may ask for again.
-const keepOld = 512
+const (
+	keepOld     = 512  // bounds the keys that a worker may ask for again soon
+	keepAncient = 4096 // and those that it keeps until the window has forgotten them: every sixteenth
+)
 
 // worker does one thing after the other.
 type worker struct {
@@ -18,7 +20,8 @@ type worker struct {
 	n    int
 	rng  *rand.Rand
 	keys uint64
-	old  []oldKey // oldest first
+
+	old, ancient []oldKey // oldest first
 }
 
 // oldKey is a reservation that was acknowledged.
@@ -126,7 +129,11 @@ func (w *worker) keep(a *ask, ends []history.Record) {
 	parts := a.parts()
 	for i := range ends {
 		if ends[i].Outcome == history.OK && parts[i].key != "" {
-			w.old = append(w.old, oldKey{parts[i], w.p.acked.Add(1)})
+			old := oldKey{parts[i], w.p.acked.Add(1)}
+			w.old = append(w.old, old)
+			if w.rng.IntN(16) == 0 && len(w.ancient) < keepAncient {
+				w.ancient = append(w.ancient, old)
+			}
 		}
 	}
 	if len(w.old) > keepOld {
@@ -180,8 +187,8 @@ func (w *worker) again(ctx context.Context) {
 		return
 	}
 	old := w.old[w.rng.IntN(len(w.old))]
-	if first := w.old[0]; w.rng.IntN(2) == 0 && w.p.acked.Load() > first.acked+w.p.cfg.KeyWindow {
-		old = first
+	if len(w.ancient) > 0 && w.rng.IntN(2) == 0 && w.p.acked.Load() > w.ancient[0].acked+w.p.cfg.KeyWindow {
+		old, w.ancient = w.ancient[0], w.ancient[1:]
 	}
 	w.settle(ctx, &old.ask)
 }

@@ -80,7 +80,7 @@ func judge(t *testing.T, s *service, h *history.History) []history.Violation {
 // workload is there for has happened. Checked: with unknown_outcome taken for a refusal, log truth was broken; with answers
 // dropped after the time-out, none was late; without since, it failed at the first key tried again.
 func TestRun(t *testing.T) {
-	s := startService(t, 6000)
+	s := startService(t, 4000)
 	h := run(t, s, filepath.Join(t.TempDir(), "history.jsonl"), "c1", nil)
 	for _, v := range judge(t, s, h) {
 		t.Errorf("violation: %s", v)
@@ -193,7 +193,7 @@ func TestRunAtABrokenService(t *testing.T) {
 		}, []history.Rule{history.RuleOrder, history.RuleLogTruth}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startService(t, 2500)
+			s := startService(t, 1500)
 			n := 0
 			s.mu.Lock()
 			s.fault = func(op *wire.Op, o *wire.Outcome) { tt.fault(&n, op, o) }
@@ -221,19 +221,38 @@ func TestResume(t *testing.T) {
 	if len(open) == 0 {
 		t.Fatal("the first process left nothing open")
 	}
-	s.mu.Lock()
-	s.requests, s.enough = 0, make(chan struct{})
-	s.mu.Unlock()
-	h = run(t, s, path, "c2", open)
-	left := map[string]bool{}
-	for _, a := range workload.Unfinished(h) {
-		left[a.Key] = true
-	}
-	for _, a := range open {
-		if left[a.Key] {
-			t.Errorf("key %s is still open", a.Key)
+	left := func() (keys []string) {
+		h, err := history.ReadFile(path)
+		if err != nil {
+			t.Error(err)
 		}
+		unfinished := map[string]bool{}
+		for _, a := range workload.Unfinished(h) {
+			unfinished[a.Key] = true
+		}
+		for _, a := range open {
+			if unfinished[a.Key] {
+				keys = append(keys, a.Key)
+			}
+		}
+		return keys
 	}
+	done := make(chan struct{})
+	s.mu.Lock()
+	s.enough = done
+	s.mu.Unlock()
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for range 600 {
+			if <-tick.C; len(left()) == 0 {
+				return
+			}
+		}
+		t.Errorf("after 30 s still open: %v", left())
+	}()
+	h = run(t, s, path, "c2", open)
 	for _, v := range judge(t, s, h) {
 		t.Errorf("violation: %s", v)
 	}
