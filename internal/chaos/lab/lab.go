@@ -186,7 +186,7 @@ func New(ctx context.Context, cfg Config) (l *Lab, err error) {
 		}
 	}
 	for _, n := range l.Nodes {
-		if err := n.configure("chaos", l.Nodes, ""); err != nil {
+		if err := n.configure(n.Name, l.Nodes, ""); err != nil {
 			return l, err
 		}
 	}

@@ -56,8 +56,17 @@ func (l *Lab) newNode(ctx context.Context, name string, i int) (*Node, error) {
 	return n, n.SetClock(0)
 }
 
+// ConfigureAs gives the node the name of one of a cluster's nodes, and that cluster's routes.
+func (n *Node) ConfigureAs(name string, nodes []*Node) error { return n.configure(name, nodes, "") }
+
+// Configure writes a configuration of the caller's. Of %[1]s, %[2]s and %[3]s in it the first is the node's address, the
+// second its data directory, and the third the address of the lab's first node.
+func (n *Node) Configure(text string) error {
+	return os.WriteFile(n.config, fmt.Appendf(nil, text, n.host.ip, n.DataDir(), n.lab.Nodes[0].host.ip), 0o600)
+}
+
 // configure writes the node's configuration. All of a cluster are named in each.
-func (n *Node) configure(cluster string, nodes []*Node, extra string) error {
+func (n *Node) configure(name string, nodes []*Node, extra string) error {
 	var routes, names []string
 	for _, m := range nodes {
 		routes = append(routes, fmt.Sprintf("\"nats://%s:%d\"", m.host.ip, routePort))
@@ -65,11 +74,11 @@ func (n *Node) configure(cluster string, nodes []*Node, extra string) error {
 	}
 	text := fmt.Sprintf(`server_name: %s
 listen: "%s:%d"
-cluster { name: %s, listen: "%s:%d", routes: [%s] }
+cluster { name: chaos, listen: "%s:%d", routes: [%s] }
 jetstream { store_dir: %q }
 alloc { nodes: [%s], genesis { %s } }
 %s
-`, n.Name, n.host.ip, clientPort, cluster, n.host.ip, routePort, strings.Join(routes, ", "), n.DataDir(),
+`, name, n.host.ip, clientPort, n.host.ip, routePort, strings.Join(routes, ", "), n.DataDir(),
 		strings.Join(names, ", "), n.lab.cfg.Genesis, extra)
 	return os.WriteFile(n.config, []byte(text), 0o600)
 }
@@ -220,6 +229,65 @@ func (l *Lab) PowerLoss(ctx context.Context, nodes []*Node, torn bool, rnd *rand
 		proofs[i] += text
 	}
 	return strings.Join(proofs, "; "), nil
+}
+
+// LoggedTime has the node log something now, and returns the time that the line bears.
+func (n *Node) LoggedTime() (string, error) {
+	info, err := os.Stat(n.log)
+	if err != nil {
+		return "", fmt.Errorf("look at the log of %s: %w", n.Name, err)
+	}
+	// A client that says nothing sensible is worth a line to nats-server.
+	conn, err := Dialer{n.lab.ctl.netns}.Dial("tcp", fmt.Sprintf("%s:%d", n.host.ip, clientPort))
+	if err != nil {
+		return "", fmt.Errorf("have %s log: %w", n.Name, err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte("NONSENSE\r\n")); err != nil {
+		return "", fmt.Errorf("have %s log: %w", n.Name, err)
+	}
+	for range 2000 {
+		b, err := os.ReadFile(n.log)
+		if err != nil {
+			return "", fmt.Errorf("look at the log of %s: %w", n.Name, err)
+		}
+		if line := string(b[info.Size():]); strings.Contains(line, "\n") {
+			stamp, _, _ := strings.Cut(line, " ")
+			return stamp, nil
+		}
+		pause()
+	}
+	return "", fmt.Errorf("have %s log: it says nothing", n.Name)
+}
+
+// MemoryKill has the kernel kill the node for want of memory: beside it, in the same control group, something takes more
+// than there is. LimitMemory(0) undoes the bound.
+func (n *Node) MemoryKill(ctx context.Context) (proof string, err error) {
+	const room = 8 << 20
+	before, err := n.MemoryKills()
+	if err != nil {
+		return "", err
+	}
+	used, err := groupStat(n.host.netns, "memory", "memory.usage_in_bytes", "")
+	if err != nil {
+		return "", err
+	}
+	// The node is to be chosen, not its neighbour.
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", n.proc.Pid()), []byte("1000"), 0); err != nil {
+		return "", fmt.Errorf("memory kill of %s: %w", n.Name, err)
+	}
+	if err := n.LimitMemory(int64(used) + room); err != nil {
+		return "", err
+	}
+	hog := inGroups(n.host.netns, "dd", "if=/dev/zero", "of=/dev/null", fmt.Sprintf("bs=%d", used+2*room), "count=1", "status=none")
+	if _, err := run(ctx, hog[0], hog[1:]...); err != nil && n.Running() {
+		return "", fmt.Errorf("memory kill of %s: %w", n.Name, err)
+	}
+	kills, err := n.MemoryKills()
+	if err == nil && (kills == before || n.Running()) {
+		err = fmt.Errorf("memory kill of %s: %d kills, it is %s", n.Name, kills-before, n.End())
+	}
+	return fmt.Sprintf("killed by the kernel at a bound of %d MiB: %s", (used+room)>>20, n.End()), err
 }
 
 // SyncFails makes every fsync of the running process fail with EIO, until it has ended or stop is called. Proof counts

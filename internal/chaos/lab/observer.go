@@ -224,6 +224,22 @@ func (o *Observer) MetaLeader(nodes int) (string, error) {
 	return "", fmt.Errorf("no meta leader: %d answers, %v", answers, votes)
 }
 
+// Elections calls each with every node that becomes the log's leader, from one goroutine, until the connection is closed.
+func (o *Observer) Elections(each func(leader string)) error {
+	_, err := o.log.Subscribe("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+stream, func(m *nats.Msg) {
+		var a struct {
+			Leader string `json:"leader"`
+		}
+		if json.Unmarshal(m.Data, &a) == nil && a.Leader != "" {
+			each(a.Leader)
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("listen for elections: %w", err)
+	}
+	return o.log.Flush()
+}
+
 // StepDown has the log's leader give way, to the preferred node if one is named.
 func (o *Observer) StepDown(preferred string) error {
 	_, err := ask(o.log, "$JS.API.STREAM.LEADER.STEPDOWN."+stream, placement(preferred))

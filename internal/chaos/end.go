@@ -1,0 +1,173 @@
+//go:build linux
+
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/allocnode/allocnode/apply"
+	"github.com/allocnode/allocnode/internal/chaos/history"
+	"github.com/allocnode/allocnode/internal/chaos/lab"
+	"github.com/allocnode/allocnode/kv"
+)
+
+// catalog reads what a node that does not run has on its disk.
+func (r *rig) catalog(n *lab.Node) (rep history.Replica, err error) {
+	c, err := kv.Open(filepath.Join(n.DataDir(), "catalog"), kv.Identity{Node: n.Name, Clustered: true}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return rep, fmt.Errorf("read the catalog of %s: %w", n.Name, err)
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	restorer := apply.NewRestorer()
+	head, err := c.Load(restorer.Add)
+	if err != nil {
+		return rep, fmt.Errorf("read the catalog of %s: %w", n.Name, err)
+	}
+	machine, err := restorer.Machine(head)
+	if err != nil {
+		return rep, fmt.Errorf("read the catalog of %s: %w", n.Name, err)
+	}
+	rep = history.Replica{
+		Node: n.Name, Cluster: head.ClusterID.String(), Cursor: head.Cursor, Digest: head.Digest.String(), HWM: map[string]uint64{},
+	}
+	for _, s := range machine.List(nil, 0, machine.Len()) {
+		rep.HWM[s.Name] = s.HWM
+	}
+	return rep, nil
+}
+
+// drained waits until every node stands at the log's last seq, and that seq no longer moves.
+func (r *rig) drained(ctx context.Context) (last uint64, err error) {
+	err = until(ctx, gateBound, "every node stands at the end of the log", func() error {
+		_, end, err := r.obs.StreamLeader()
+		if err != nil {
+			return err
+		}
+		all, err := r.statuses()
+		if err != nil {
+			return err
+		}
+		for _, n := range r.lab.Nodes {
+			if s, ok := all[n.Name]; !ok || s.Cursor != end {
+				return fmt.Errorf("%s stands at %d, the log ends at %d", n.Name, s.Cursor, end)
+			}
+		}
+		if end != last {
+			last = end
+			return fmt.Errorf("the log ends at %d: look again", end)
+		}
+		return nil
+	})
+	return last, err
+}
+
+// readLog reads the whole log and says what it means.
+func (r *rig) readLog(ctx context.Context, last uint64) (*history.Log, error) {
+	var messages []history.Message
+	err := r.obs.ReadLog(ctx, last, func(seq uint64, data []byte) {
+		messages = append(messages, history.Message{Seq: seq, Data: data})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return history.Fold(messages)
+}
+
+// evidence is what the checkers judge.
+type evidence struct {
+	history  *history.History
+	log      *history.Log
+	replicas []history.Replica
+	output   map[string]string // by node
+}
+
+// collect ends the nodes and gathers the evidence. The clients have ended.
+func (r *rig) collect(ctx context.Context) (*evidence, error) {
+	last, err := r.drained(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e := &evidence{output: map[string]string{}}
+	if e.log, err = r.readLog(ctx, last); err != nil {
+		return nil, err
+	}
+	if err := r.samples(); err != nil {
+		return nil, err
+	}
+	// All stop at one moment, so that none sees another go and writes that into the log.
+	for _, n := range r.lab.Nodes {
+		if _, err := n.Pause(); err != nil {
+			return nil, err
+		}
+	}
+	for _, n := range r.lab.Nodes {
+		if _, err := n.Kill(); err != nil {
+			return nil, err
+		}
+	}
+	for _, n := range r.lab.Nodes {
+		rep, err := r.catalog(n)
+		if err != nil {
+			return nil, err
+		}
+		e.replicas = append(e.replicas, rep)
+		b, err := os.ReadFile(n.Log())
+		if err != nil {
+			return nil, fmt.Errorf("read the output of %s: %w", n.Name, err)
+		}
+		e.output[n.Name] = string(b)
+	}
+	e.history, err = history.ReadFile(r.file)
+	return e, err
+}
+
+// samples notes what each node's process holds.
+func (r *rig) samples() error {
+	for _, n := range r.lab.Nodes {
+		u, err := n.Usage()
+		if err != nil {
+			return err
+		}
+		err = r.hist.Write(history.Record{
+			Kind: history.KindSample, Node: n.Name, Goroutines: uint64(u.Threads), FDs: uint64(u.Descriptors), RSS: uint64(u.RSS),
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// judge runs every checker. healed is when the last fault was over; 0 leaves liveness out.
+func (r *rig) judge(e *evidence, healed int64) (found []history.Violation, err error) {
+	var nodes []string
+	for _, n := range r.lab.Nodes {
+		nodes = append(nodes, n.Name)
+	}
+	found = append(found, history.Unique(e.history)...)
+	found = append(found, history.Idempotent(e.history, e.log)...)
+	found = append(found, history.LogTruth(e.history, e.log)...)
+	found = append(found, history.Order(e.history, e.log)...)
+	found = append(found, history.Drained(nodes, e.replicas, e.log)...)
+	if e.log.Fence != "" {
+		found = append(found, history.Violation{Rule: history.RuleLogTruth, Text: "the log proves that it lost entries: " + e.log.Fence})
+	}
+	digests, err1 := history.Digests(e.history, e.log)
+	hygiene, err2 := history.Hygiene(nodes, e.history.Samples, e.output, history.DefaultSlack())
+	found = append(append(found, digests...), hygiene...)
+	if healed > 0 {
+		actions := []history.Action{history.Reserve, history.Next, history.Create, history.Advance, history.Info}
+		live, err3 := history.Liveness(e.history, healed, r.cfg.Recovery, actions, nodes)
+		found, err = append(found, live...), err3
+	}
+	return found, errors.Join(err, err1, err2)
+}
+
+// settle is how long the load goes on after the last healing.
+const settle = 10 * time.Second
