@@ -163,7 +163,8 @@ func Idempotent(h *History, log *Log) []Violation {
 				case answer.Outcome != OK || r.acked < 0:
 				case a.Since == 0 && grants[r.key] > 1:
 				case !slices.Equal(answer.Ranges, r.answer.Ranges):
-					f.add([]*Attempt{&h.Attempts[r.acked], a}, "%s has two ranges, %v and %v", r.key, r.answer.Ranges, answer.Ranges)
+					f.add([]*Attempt{&h.Attempts[r.acked], a}, "%s has two ranges, %v and %v",
+						r.key, r.answer.Ranges, answer.Ranges)
 				case a.Count != h.Attempts[r.acked].Count || a.Partial != h.Attempts[r.acked].Partial:
 					f.add([]*Attempt{&h.Attempts[r.acked], a}, "%s: another count, and no conflict", r.key)
 				}

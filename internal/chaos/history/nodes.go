@@ -36,7 +36,8 @@ func Digests(h *History, log *Log) ([]Violation, error) {
 		case s.Cursor > log.Last:
 			f.add(nil, "%.3f %s had applied seq %d, the log ends at %d", ms(s.At), s.Node, s.Cursor, log.Last)
 		case s.Digest != log.Digests[s.Cursor-1]:
-			f.add(nil, "%.3f %s had digest %s at seq %d, the log's is %s", ms(s.At), s.Node, s.Digest, s.Cursor, log.Digests[s.Cursor-1])
+			f.add(nil, "%.3f %s had digest %s at seq %d, the log's is %s",
+				ms(s.At), s.Node, s.Digest, s.Cursor, log.Digests[s.Cursor-1])
 		}
 		cursors[at] = s.Cursor
 	}

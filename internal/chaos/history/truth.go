@@ -138,7 +138,8 @@ func (t *truth) check(f *found, a *Attempt, answer *Answer) {
 	case Info:
 		at, last := t.hwm(a.Sequence, answer.Seq), t.hwm(a.Sequence, t.log.Last)
 		if answer.HWM < at || answer.HWM > max(last, t.log.HWM[a.Sequence]) {
-			f.add([]*Attempt{a}, "hwm %d of %s, the log had %d at seq %d and ends with %d", answer.HWM, a.Sequence, at, answer.Seq, last)
+			f.add([]*Attempt{a}, "hwm %d of %s, the log had %d at seq %d and ends with %d",
+				answer.HWM, a.Sequence, at, answer.Seq, last)
 		}
 		return
 	default:

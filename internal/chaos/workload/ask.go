@@ -31,8 +31,8 @@ func (a *ask) parts() []ask {
 // record is the begin of an attempt at node.
 func (a *ask) record(node string) history.Record {
 	return history.Record{
-		Kind: history.KindBegin, Action: a.action, Node: node, Sequence: a.sequence, Key: a.key, Count: a.count, Partial: a.partial,
-		Since: a.since, To: a.to, First: a.first, Max: a.max, MaxCount: a.maxCount,
+		Kind: history.KindBegin, Action: a.action, Node: node, Sequence: a.sequence, Key: a.key, Count: a.count,
+		Partial: a.partial, Since: a.since, To: a.to, First: a.first, Max: a.max, MaxCount: a.maxCount,
 	}
 }
 

@@ -40,8 +40,8 @@ type conn struct {
 func (p *process) dial(node Node) (*conn, error) {
 	c := &conn{p: p, node: node, inbox: nats.NewInbox() + ".", now: map[string]*flight{}, turned: time.Now()}
 	options := append([]nats.Option{
-		nats.Name(p.cfg.Process), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(200 * time.Millisecond),
-		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond), nats.IgnoreDiscoveredServers(), nats.ReconnectBufSize(-1),
+		nats.Name(p.cfg.Process), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1),
+		nats.ReconnectWait(200 * time.Millisecond), nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond), nats.IgnoreDiscoveredServers(), nats.ReconnectBufSize(-1),
 		nats.Timeout(2 * time.Second), nats.PingInterval(time.Second), nats.MaxPingsOutstanding(3),
 		nats.FlusherTimeout(p.cfg.Timeout), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}),
 	}, p.cfg.Options...)
@@ -142,7 +142,8 @@ func (c *conn) attempt(ctx context.Context, a *ask) []history.Record {
 
 // abandon sends a over a connection of its own, and closes it before an answer can be read.
 func (c *conn) abandon(a *ask) {
-	nc, err := nats.Connect(c.node.URL, append([]nats.Option{nats.NoReconnect(), nats.Timeout(2 * time.Second)}, c.p.cfg.Options...)...)
+	options := append([]nats.Option{nats.NoReconnect(), nats.Timeout(2 * time.Second)}, c.p.cfg.Options...)
+	nc, err := nats.Connect(c.node.URL, options...)
 	if err != nil {
 		return
 	}

@@ -56,7 +56,9 @@ func (w *worker) prepare(ctx context.Context) {
 
 // tight makes a sequence of this process that 20,000 ids exhaust.
 func (w *worker) tight() ask {
-	return ask{action: history.Create, sequence: "tight-" + w.p.cfg.Process, first: 1 + w.p.cfg.Seed%100, max: 20_100, maxCount: 1000}
+	return ask{
+		action: history.Create, sequence: "tight-" + w.p.cfg.Process, first: 1 + w.p.cfg.Seed%100, max: 20_100, maxCount: 1000,
+	}
 }
 
 // chances is what a worker does, in a hundred.
@@ -100,7 +102,8 @@ func (w *worker) keyed() ask {
 	w.keys++
 	return ask{
 		action: history.Reserve, sequence: w.sequence(), count: w.count(), since: w.p.seen.Load(),
-		key: fmt.Sprintf("%s-%d-%d-%016x", w.p.cfg.Process, w.n, w.keys, w.rng.Uint64()), // its number keeps it unique under one seed
+		// Process, worker and number are enough: no two runs of the workload share a process.
+		key: fmt.Sprintf("%s-%d-%d-%016x", w.p.cfg.Process, w.n, w.keys, w.rng.Uint64()),
 	}
 }
 

@@ -212,7 +212,7 @@ func TestRunAtABrokenService(t *testing.T) {
 	}
 }
 
-// TestResume: a second process settles what the first left open.
+// TestResume: a second process settles what the first left open. Checked: without the loop over Config.Resume keys stayed open.
 func TestResume(t *testing.T) {
 	s := startService(t, 1000)
 	path := filepath.Join(t.TempDir(), "history.jsonl")
