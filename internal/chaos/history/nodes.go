@@ -17,7 +17,8 @@ type Replica struct {
 
 // Digests returns the statuses that show another state than the reference had at the same cursor, a cursor beyond the log's
 // end, and one that fell within a node's incarnation. The digest runs over every entry with its seq and outcomes: a node that
-// left one out, or carved otherwise, never shows the reference's again. A history without statuses is an error.
+// left one out, or carved otherwise, never shows the reference's again. Nodes must have been asked one time after the other:
+// answers to questions that overlap may stand in the history the wrong way round. A history without statuses is an error.
 func Digests(h *History, log *Log) ([]Violation, error) {
 	f := &found{rule: RuleDigest}
 	type run struct{ node, incarnation string }
