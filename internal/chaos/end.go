@@ -42,8 +42,12 @@ func (r *rig) catalog(n *lab.Node) (rep history.Replica, err error) {
 	return rep, nil
 }
 
+// quiet is for how long the log must not grow until it counts as drained.
+const quiet = time.Second
+
 // drained waits until every node stands at the log's last seq, and that seq no longer moves.
 func (r *rig) drained(ctx context.Context) (last uint64, err error) {
+	since := time.Now()
 	err = until(ctx, gateBound, "every node stands at the end of the log", func() error {
 		_, end, err := r.obs.StreamLeader()
 		if err != nil {
@@ -59,8 +63,10 @@ func (r *rig) drained(ctx context.Context) (last uint64, err error) {
 			}
 		}
 		if end != last {
-			last = end
-			return fmt.Errorf("the log ends at %d: look again", end)
+			last, since = end, time.Now()
+		}
+		if time.Since(since) < quiet {
+			return fmt.Errorf("the log ends at %d since a moment ago", end)
 		}
 		return nil
 	})
@@ -89,16 +95,21 @@ type evidence struct {
 
 // collect ends the nodes and gathers the evidence. The clients have ended.
 func (r *rig) collect(ctx context.Context) (*evidence, error) {
-	last, err := r.drained(ctx)
-	if err != nil {
+	if err := r.samples(); err != nil {
 		return nil, err
 	}
 	e := &evidence{output: map[string]string{}}
-	if e.log, err = r.readLog(ctx, last); err != nil {
-		return nil, err
-	}
-	if err := r.samples(); err != nil {
-		return nil, err
+	for {
+		last, err := r.drained(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if e.log, err = r.readLog(ctx, last); err != nil {
+			return nil, err
+		}
+		if _, end, err := r.obs.StreamLeader(); err == nil && end == last {
+			break
+		}
 	}
 	// All stop at one moment, so that none sees another go and writes that into the log.
 	for _, n := range r.lab.Nodes {
@@ -123,6 +134,7 @@ func (r *rig) collect(ctx context.Context) (*evidence, error) {
 		}
 		e.output[n.Name] = string(b)
 	}
+	var err error
 	e.history, err = history.ReadFile(r.file)
 	return e, err
 }

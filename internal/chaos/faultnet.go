@@ -94,8 +94,8 @@ func allLinks(r *rig, _ *rand.Rand) (string, []link) {
 }
 
 const (
-	short = 3 * time.Second
-	wide  = 7 * time.Second
+	short = 2 * time.Second
+	wide  = 5 * time.Second
 )
 
 var networkKinds = []kind{

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/allocnode/allocnode/internal/chaos/history"
@@ -40,6 +41,8 @@ type rig struct {
 	clients []*lab.Process
 	started int // clients, so far
 	begin   time.Time
+
+	asking sync.Mutex // held from a question for statuses to its last record, so that records are in the order of time
 }
 
 // newRig builds a laboratory below the run's directory. After an error nothing of it is left.
@@ -148,6 +151,8 @@ func until(ctx context.Context, bound time.Duration, what string, done func() er
 
 // statuses asks all nodes, and puts what they say into the history.
 func (r *rig) statuses() (map[string]wire.Status, error) {
+	r.asking.Lock()
+	defer r.asking.Unlock()
 	all, err := r.obs.Statuses(len(r.lab.Nodes), 500*time.Millisecond)
 	for _, s := range all {
 		err = errors.Join(err, r.hist.Write(history.Record{

@@ -35,7 +35,7 @@ func Schedule(cfg Config) []Window {
 	var deck []int
 	for len(all) < want && len(usable) > 0 {
 		if len(all)%4 == 3 {
-			all = append(all, Window{Hold: time.Second + time.Duration(rnd.Int64N(int64(time.Second)))})
+			all = append(all, Window{Hold: 500*time.Millisecond + time.Duration(rnd.Int64N(int64(time.Second)))})
 			continue
 		}
 		if len(deck) == 0 {

@@ -59,6 +59,11 @@ func (l *Lab) newNode(ctx context.Context, name string, i int) (*Node, error) {
 // ConfigureAs gives the node the name of one of a cluster's nodes, and that cluster's routes.
 func (n *Node) ConfigureAs(name string, nodes []*Node) error { return n.configure(name, nodes, "") }
 
+// ConfigureMore gives the node its place in the cluster, and more settings.
+func (n *Node) ConfigureMore(nodes []*Node, more string) error {
+	return n.configure(n.Name, nodes, more)
+}
+
 // Configure writes a configuration of the caller's. Of %[1]s, %[2]s and %[3]s in it the first is the node's address, the
 // second its data directory, and the third the address of the lab's first node.
 func (n *Node) Configure(text string) error {

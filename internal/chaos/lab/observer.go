@@ -109,6 +109,12 @@ func (l *Lab) Connect(n *Node) (*nats.Conn, error) {
 		nats.ReconnectWait(200*time.Millisecond), nats.RetryOnFailedConnect(true), nats.Timeout(dialTimeout))
 }
 
+// ConnectAny makes a connection of the campaign's to one of several addresses, and to another when that one goes.
+func (l *Lab) ConnectAny(urls []string) (*nats.Conn, error) {
+	return nats.Connect(strings.Join(urls, ","), nats.SetCustomDialer(Dialer{l.ctl.netns}), nats.MaxReconnects(-1),
+		nats.ReconnectWait(200*time.Millisecond), nats.Timeout(dialTimeout))
+}
+
 // Close ends the connections.
 func (o *Observer) Close() {
 	for _, nc := range []*nats.Conn{o.clients, o.log, o.system} {
@@ -249,6 +255,26 @@ func (o *Observer) StepDown(preferred string) error {
 // MetaStepDown is the same for JetStream's own group.
 func (o *Observer) MetaStepDown(preferred string) error {
 	_, err := ask(o.system, "$JS.API.META.LEADER.STEPDOWN", placement(preferred))
+	return err
+}
+
+// StreamAPI calls JetStream's API on the log: api is a subject but for the stream's name. With again it then makes a stream
+// of the same settings, as somebody may who takes an empty log for no harm.
+func (o *Observer) StreamAPI(api string, again bool) error {
+	m, err := o.log.Request("$JS.API.STREAM.INFO."+stream, nil, 2*time.Second)
+	if err != nil {
+		return fmt.Errorf("call %s: %w", api, err)
+	}
+	var info struct {
+		Config json.RawMessage `json:"config"`
+	}
+	if err := json.Unmarshal(m.Data, &info); err != nil {
+		return fmt.Errorf("call %s: %w", api, err)
+	}
+	if _, err := ask(o.log, api+stream, ""); err != nil || !again {
+		return err
+	}
+	_, err = ask(o.log, "$JS.API.STREAM.CREATE."+stream, string(info.Config))
 	return err
 }
 
