@@ -54,6 +54,17 @@ var layers = []layer{
 		"internal/chaos/workload", []string{"internal/chaos/history"},
 		"it reads what any client reads, not what our own decoder makes of it",
 	},
+	{"internal/chaos/lab", []string{"internal/wire"}, "it knows processes, disks and wires; of the product it reads a status"},
+	{
+		"internal/chaos",
+		[]string{"internal/wire", "apply", "client", "kv", "internal/chaos/history", "internal/chaos/lab"},
+		"it judges by history's checkers, and reads catalogs from the disks of dead nodes",
+	},
+	{
+		"internal/chaos/cmd/chaosrun",
+		[]string{"internal/chaos/history", "internal/chaos/workload", "internal/chaos/lab", "internal/chaos"},
+		"the command is thin: it starts a campaign or one of its processes",
+	},
 	{
 		"cmd/allocnode", []string{".", "internal/wire", "client", "internal/node"},
 		"the binary is thin: it starts a node or uses the client",

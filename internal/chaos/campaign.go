@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -24,6 +25,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	cfg.Out = &lines{to: cfg.Out}
 	rep := newReport(cfg)
 	if missing := lab.Missing(); len(missing) > 0 {
 		rep.Missing = missing
@@ -38,6 +40,18 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	return rep, errors.Join(err, rep.write(cfg.Dir))
 }
 
+// lines lets several goroutines write whole lines.
+type lines struct {
+	mu sync.Mutex // guards to
+	to io.Writer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.to.Write(p)
+}
+
 func run(ctx context.Context, cfg Config, rep *Report) error {
 	if err := lab.Sweep(ctx); err != nil {
 		return err
@@ -46,22 +60,34 @@ func run(ctx context.Context, cfg Config, rep *Report) error {
 	if err := lab.BuildNode(ctx, cfg.Root, cfg.Dir, binary, false); err != nil {
 		return err
 	}
-	if err := campaign(ctx, cfg, binary, rep); err != nil {
-		return fmt.Errorf("campaign: %w", err)
+	// The scripts and the control are mostly waits for elections: beside the campaign they cost it little.
+	var lane sync.WaitGroup
+	var aside error
+	lane.Go(func() { aside = scriptsAndControl(ctx, cfg, binary, &rep.Scripts, &rep.Control) })
+	err := campaign(ctx, cfg, binary, rep)
+	if err != nil {
+		err = fmt.Errorf("campaign: %w", err)
+	}
+	lane.Wait()
+	return errors.Join(err, aside)
+}
+
+func scriptsAndControl(ctx context.Context, cfg Config, binary string, played *[]ScriptReport, flagged *string) error {
+	var err error
+	if cfg.Control {
+		if *flagged, err = control(ctx, cfg); err != nil {
+			err = fmt.Errorf("positive control: %w", err)
+		}
 	}
 	for _, s := range scripts {
-		if !contains(cfg.Scripts, s.name) {
-			continue
-		}
-		rep.Scripts = append(rep.Scripts, runScript(ctx, cfg, binary, s))
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		if contains(cfg.Scripts, s.name) {
+			*played = append(*played, runScript(ctx, cfg, binary, s))
+		}
 	}
-	if cfg.Control {
-		return control(ctx, cfg, rep)
-	}
-	return nil
+	return err
 }
 
 // campaign is the fault windows, their end, and the verdict on them.

@@ -73,13 +73,16 @@ func (r *rig) drained(ctx context.Context) (last uint64, err error) {
 	return last, err
 }
 
-// readLog reads the whole log and says what it means.
+// readLog reads the whole log, keeps it beside the history, and says what it means.
 func (r *rig) readLog(ctx context.Context, last uint64) (*history.Log, error) {
 	var messages []history.Message
 	err := r.obs.ReadLog(ctx, last, func(seq uint64, data []byte) {
 		messages = append(messages, history.Message{Seq: seq, Data: data})
 	})
 	if err != nil {
+		return nil, err
+	}
+	if err := history.WriteLog(filepath.Join(r.dir, "log.jsonl"), messages); err != nil {
 		return nil, err
 	}
 	return history.Fold(messages)

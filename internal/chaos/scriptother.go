@@ -26,7 +26,7 @@ var strangerScripts = []script{
 func configureAlone(n *lab.Node, more string) error {
 	text := fmt.Sprintf(`server_name: %s
 listen: "%%[1]s:4222"
-jetstream { store_dir: "%%[2]s" }
+jetstream { store_dir: "%%[2]s", domain: alone }
 # the lab's first node is %%[3]s
 `, n.Name)
 	return n.Configure(text + more)
@@ -65,7 +65,6 @@ func playAloneIntoCluster(ctx context.Context, r *rig) (string, error) {
 	if err := errors.Join(n.Stop(), n.ConfigureAs(n.Name, append(r.lab.Nodes[:2:2], n)), n.Start()); err != nil {
 		return "", err
 	}
-	mark := int64(0)
 	if err := until(ctx, gateBound, "it refuses", func() error {
 		if n.Running() {
 			return errors.New("it runs")
@@ -74,7 +73,7 @@ func playAloneIntoCluster(ctx context.Context, r *rig) (string, error) {
 	}); err != nil {
 		return "", err
 	}
-	said := logged(n, mark, "allocnode: ")
+	said := logged(n, 0, "allocnode: ")
 	if !strings.Contains(said, "cluster") {
 		return "", fmt.Errorf("it ended with %s, and says %q", n.End(), said)
 	}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -30,7 +31,7 @@ func pause() { time.Sleep(2 * time.Millisecond) }
 
 // Config says what the laboratory is to have.
 type Config struct {
-	Run       string // the run's name, of [NewRun]; at most 10 characters
+	Run       string // the run's name, of [NewRun]; made once for each Lab
 	Dir       string // for images, configurations and logs; it must exist
 	Nodes     int
 	Extra     int    // further nodes, of no cluster, for faults that need them
@@ -54,8 +55,10 @@ type Lab struct {
 	ended    chan error // capacity 1: the switch's
 }
 
-// NewRun returns a name that no other run has.
-func NewRun() string { return fmt.Sprintf("%s%x", runPrefix, os.Getpid()) }
+var runs atomic.Uint64
+
+// NewRun returns a name that no other laboratory has.
+func NewRun() string { return fmt.Sprintf("%s%x-%x", runPrefix, os.Getpid(), runs.Add(1)) }
 
 // Missing is what this machine lacks for the laboratory; where it is empty, everything can be injected.
 func Missing() (missing []string) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -31,7 +32,7 @@ func (l *Lab) startProcess(h *host, log string, env []string, args ...string) (*
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", args[0], err)
 	}
-	fmt.Fprintf(out, "=== %s %s\n", time.Now().UTC().Format(time.RFC3339Nano), strings.Join(args, " "))
+	fmt.Fprintf(out, "=== %s %s\n", time.Now().UTC().Format(time.RFC3339Nano), strings.Join(args[slices.Index(args, "--")+1:], " "))
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = l.cfg.Dir, out, out
 	cmd.Env = append(os.Environ(), env...)

@@ -73,6 +73,8 @@ func run(ctx context.Context, args []string) (status int, err error) {
 	f.BoolVar(&cfg.Long, "long", false, "longer faults too")
 	f.BoolVar(&cfg.Control, "control", true, "the positive control")
 	only := f.String("faults", "", "`kinds`, separated by commas; empty: all")
+	keep := f.Bool("keep", false, "keep the directory of a run that passed; that of another always stays")
+	report := f.String("report", "", "`file` for a copy of report.json")
 	list := f.String("scripts", "all", "`names`, separated by commas; all or none")
 	if err := f.Parse(args); err != nil {
 		return 2, err
@@ -93,7 +95,8 @@ func run(ctx context.Context, args []string) (status int, err error) {
 	if cfg.Root, err = filepath.Abs(cfg.Root); err != nil {
 		return 3, err
 	}
-	if cfg.Dir == "" {
+	temporary := cfg.Dir == ""
+	if temporary {
 		cfg.Dir, err = os.MkdirTemp("", "allocnode-chaos-")
 	} else if cfg.Dir, err = filepath.Abs(cfg.Dir); err == nil {
 		err = os.MkdirAll(cfg.Dir, 0o700)
@@ -106,11 +109,24 @@ func run(ctx context.Context, args []string) (status int, err error) {
 	if rep == nil {
 		return 2, err
 	}
-	err = errors.Join(err, rep.Table(os.Stdout))
-	if err == nil || rep.Verdict != chaos.Passed {
-		return rep.Verdict.Exit(), err
+	if *report != "" && len(rep.Missing) == 0 {
+		b, readErr := os.ReadFile(filepath.Join(cfg.Dir, "report.json"))
+		if readErr == nil {
+			readErr = os.WriteFile(*report, b, 0o600)
+		}
+		err = errors.Join(err, readErr)
 	}
-	return 3, err
+	err = errors.Join(err, rep.Table(os.Stdout))
+	switch {
+	case rep.Verdict != chaos.Passed:
+		fmt.Printf("everything is in %s; the same schedule: -seed %d\n", cfg.Dir, cfg.Seed)
+		return rep.Verdict.Exit(), err
+	case err != nil:
+		return 3, err
+	case temporary && !*keep:
+		return 0, os.RemoveAll(cfg.Dir)
+	}
+	return 0, nil
 }
 
 func client(ctx context.Context, args []string) (err error) {
