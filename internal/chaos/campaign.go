@@ -174,7 +174,7 @@ func campaign(ctx context.Context, cfg Config, binary string, rep *Report) (err 
 		rep.Violations = append(rep.Violations, v.String())
 	}
 	rep.LeaderChanges = int(elections.Load())
-	rep.measure(e, healed)
+	rep.measure(e)
 	return err
 }
 

@@ -115,7 +115,7 @@ func (r *Report) kind(name string) *KindReport {
 func (r *Report) serving(kind string, took time.Duration) { r.kind(kind).Serving.add(took) }
 
 // measure takes the figures out of the history, and holds them against the bounds.
-func (r *Report) measure(e *evidence, healed int64) {
+func (r *Report) measure(e *evidence) {
 	t := e.history.Count(e.log)
 	r.Actions = map[string]ActionReport{}
 	for a, c := range t.Actions {

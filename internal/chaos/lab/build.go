@@ -51,19 +51,25 @@ func chaosOffset() int64 {
 }
 `
 
-// edit is one replacement in a source file. What is replaced must stand there exactly once.
+// edit is one replacement in a source file.
 type edit struct{ file, old, new string }
 
-// BuildNode builds the product's binary from the module at root into out, with a wall clock that [Node.SetClock] moves.
-// With control it also loses sync_interval always, for the positive control: a binary that must fail the test.
-func BuildNode(ctx context.Context, root, dir, out string, control bool) error {
+// apply makes it. What is replaced must stand there exactly once, else the source is not the one that was meant.
+func (e edit) apply(source string) (string, error) {
+	if n := strings.Count(source, e.old); n != 1 {
+		return "", fmt.Errorf("%s has %q %d times, want once", e.file, e.old, n)
+	}
+	return strings.Replace(source, e.old, e.new, 1), nil
+}
+
+// editsOf is what [BuildNode] changes.
+func editsOf(ctx context.Context, root string, control bool) ([]edit, error) {
 	goroot, err := run(ctx, "go", "env", "GOROOT")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	timeDir := filepath.Join(strings.TrimSpace(goroot), "src", "time")
 	edits := []edit{{
-		filepath.Join(timeDir, "time.go"),
+		filepath.Join(strings.TrimSpace(goroot), "src", "time", "time.go"),
 		"func Now() Time {\n\tsec, nsec, mono := runtimeNow()\n",
 		"func Now() Time {\n\tsec, nsec, mono := runtimeNow()\n\tsec += chaosOffset()\n",
 	}}
@@ -72,9 +78,20 @@ func BuildNode(ctx context.Context, root, dir, out string, control bool) error {
 			filepath.Join(root, "jetstream", "server.go"), "\topts.SyncAlways = true\n", "\topts.SyncAlways = false\n",
 		})
 	}
+	return edits, nil
+}
+
+// BuildNode builds the product's binary from the module at root into out, with a wall clock that [Node.SetClock] moves; dir
+// takes the overlay's files. With control it also loses sync_interval always, for the positive control: a binary that must
+// fail the test.
+func BuildNode(ctx context.Context, root, dir, out string, control bool) error {
+	edits, err := editsOf(ctx, root, control)
+	if err != nil {
+		return fmt.Errorf("build the node: %w", err)
+	}
 	overlay := struct{ Replace map[string]string }{map[string]string{}}
 	put := func(of, text string) error {
-		path := filepath.Join(dir, fmt.Sprintf("overlay%d.go", len(overlay.Replace)))
+		path := filepath.Join(dir, fmt.Sprintf("%s-overlay%d.go", filepath.Base(out), len(overlay.Replace)))
 		overlay.Replace[of] = path
 		return os.WriteFile(path, []byte(text), 0o600)
 	}
@@ -83,21 +100,22 @@ func BuildNode(ctx context.Context, root, dir, out string, control bool) error {
 		if err != nil {
 			return fmt.Errorf("build the node: %w", err)
 		}
-		if n := strings.Count(string(source), e.old); n != 1 {
-			return fmt.Errorf("build the node: %s has %q %d times, want once", e.file, e.old, n)
+		edited, err := e.apply(string(source))
+		if err == nil {
+			err = put(e.file, edited)
 		}
-		if err := put(e.file, strings.Replace(string(source), e.old, e.new, 1)); err != nil {
+		if err != nil {
 			return fmt.Errorf("build the node: %w", err)
 		}
 	}
-	if err := put(filepath.Join(timeDir, "chaosclock.go"), clockSource); err != nil {
+	if err := put(filepath.Join(filepath.Dir(edits[0].file), "chaosclock.go"), clockSource); err != nil {
 		return fmt.Errorf("build the node: %w", err)
 	}
 	list, err := json.Marshal(overlay)
 	if err != nil {
 		return fmt.Errorf("build the node: %w", err)
 	}
-	path := filepath.Join(dir, "overlay.json")
+	path := filepath.Join(dir, filepath.Base(out)+"-overlay.json")
 	if err := os.WriteFile(path, list, 0o600); err != nil {
 		return fmt.Errorf("build the node: %w", err)
 	}
