@@ -30,7 +30,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if missing := lab.Missing(); len(missing) > 0 {
 		rep.Missing = missing
 		rep.finish()
-		return rep, nil
+		return rep, rep.write(cfg.Dir)
 	}
 	err := run(ctx, cfg, rep)
 	if err != nil {

@@ -132,6 +132,15 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
+// TestUnharmed keeps what kv caught from being taken for a crash, and nothing else. Checked against the line that a node wrote.
+func TestUnharmed(t *testing.T) {
+	const crash = "panic: runtime error: index out of range\n"
+	got := unharmed("INF ready\nERR kv: state dropped, to be rebuilt from the log reason=\"table 000001.sst: panic: nil\"\n" + crash)
+	if got != "INF ready\n"+crash {
+		t.Errorf("got %q", got)
+	}
+}
+
 func TestSpread(t *testing.T) {
 	var s Spread
 	for _, ms := range []int{30, 10, 20} {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/allocnode/allocnode/apply"
@@ -19,7 +20,25 @@ import (
 
 // catalog reads what a node that does not run has on its disk.
 func (r *rig) catalog(n *lab.Node) (rep history.Replica, err error) {
-	c, err := kv.Open(filepath.Join(n.DataDir(), "catalog"), kv.Identity{Node: n.Name, Clustered: true}, slog.New(slog.DiscardHandler))
+	return readCatalog(n, filepath.Join(n.DataDir(), "catalog"))
+}
+
+// copyOfCatalog is the same, and leaves the disk as it is: to read a catalog is to open badger, which tidies up.
+func (r *rig) copyOfCatalog(n *lab.Node) (rep history.Replica, err error) {
+	dir, err := os.MkdirTemp(r.dir, "catalog-")
+	if err != nil {
+		return rep, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	to := filepath.Join(dir, "catalog")
+	if err := os.CopyFS(to, os.DirFS(filepath.Join(n.DataDir(), "catalog"))); err != nil {
+		return rep, err
+	}
+	return readCatalog(n, to)
+}
+
+func readCatalog(n *lab.Node, dir string) (rep history.Replica, err error) {
+	c, err := kv.Open(dir, kv.Identity{Node: n.Name, Clustered: true}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return rep, fmt.Errorf("read the catalog of %s: %w", n.Name, err)
 	}
@@ -135,11 +154,23 @@ func (r *rig) collect(ctx context.Context) (*evidence, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read the output of %s: %w", n.Name, err)
 		}
-		e.output[n.Name] = string(b)
+		e.output[n.Name] = unharmed(string(b))
 	}
 	var err error
 	e.history, err = history.ReadFile(r.file)
 	return e, err
+}
+
+// unharmed is output without the lines in which a node says that it opened a damaged table, where badger panics: kv catches
+// that, drops the state, and tells the reason.
+func unharmed(output string) string {
+	var b strings.Builder
+	for line := range strings.Lines(output) {
+		if !strings.Contains(line, "kv: state dropped") {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
 }
 
 // samples notes what each node's process holds.

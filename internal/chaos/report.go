@@ -168,14 +168,8 @@ func (r *Report) finish() {
 		r.Why = append(r.Why, "no proof of effect: "+u)
 	}
 	r.Why = append(r.Why, r.Harness...)
-	if r.Acked < r.cfg.MinAcked {
-		r.Why = append(r.Why, fmt.Sprintf("%d reservations acknowledged, want %d", r.Acked, r.cfg.MinAcked))
-	}
-	if r.LeaderChanges < r.cfg.MinLeaders {
-		r.Why = append(r.Why, fmt.Sprintf("%d changes of leader, want %d", r.LeaderChanges, r.cfg.MinLeaders))
-	}
-	if r.cfg.Control && r.Control == "" {
-		r.Why = append(r.Why, "the positive control was not flagged: the power loss has no teeth")
+	if len(r.Missing) == 0 {
+		r.enough()
 	}
 	switch {
 	case violated:
@@ -184,6 +178,19 @@ func (r *Report) finish() {
 		r.Verdict = Inconclusive
 	default:
 		r.Verdict = Passed
+	}
+}
+
+// enough says what there was too little of.
+func (r *Report) enough() {
+	if r.Acked < r.cfg.MinAcked {
+		r.Why = append(r.Why, fmt.Sprintf("%d reservations acknowledged, want %d", r.Acked, r.cfg.MinAcked))
+	}
+	if r.LeaderChanges < r.cfg.MinLeaders {
+		r.Why = append(r.Why, fmt.Sprintf("%d changes of leader, want %d", r.LeaderChanges, r.cfg.MinLeaders))
+	}
+	if r.cfg.Control && r.Control == "" {
+		r.Why = append(r.Why, "the positive control was not flagged: the power loss has no teeth")
 	}
 }
 

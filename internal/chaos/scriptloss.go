@@ -27,7 +27,8 @@ var lossScripts = []script{
 	{"stream-deleted", playStream("$JS.API.STREAM.DELETE.", false)},
 	{"stream-recreated", playStream("$JS.API.STREAM.DELETE.", true)},
 	{"stream-purged", playStream("$JS.API.STREAM.PURGE.", false)},
-	{"catalog-zeroed", playCatalogZeroed},
+	{"catalog-zeroed", playDamagedCatalog(func(n *lab.Node) error { return killAll(n) }, "*.mem", zeroQuarter)},
+	{"catalog-flipped", playDamagedCatalog(func(n *lab.Node) error { return n.Stop() }, "*.sst", flipFirstBlock)},
 }
 
 func flip(path string, at int64) error {
@@ -257,60 +258,98 @@ func playStream(api string, again bool) func(context.Context, *rig) (string, err
 	}
 }
 
-// playCatalogZeroed takes the middle out of badger's memtable log of one node, which badger itself opens without an error.
-func playCatalogZeroed(ctx context.Context, r *rig) (string, error) {
-	b := &book{r: r}
-	if err := r.startNodes(ctx); err != nil {
-		return "", err
+// playDamagedCatalog damages the catalog of one node, whose log is whole: it must find that out and go back to the log.
+func playDamagedCatalog(stop func(n *lab.Node) error, files string, damage func(data []byte) (string, error)) func(
+	context.Context, *rig) (string, error) {
+	return func(ctx context.Context, r *rig) (string, error) {
+		b := &book{r: r}
+		if err := r.startNodes(ctx); err != nil {
+			return "", err
+		}
+		if err := b.take(ctx, 300); err != nil {
+			return "", err
+		}
+		if _, err := r.drained(ctx); err != nil {
+			return "", err
+		}
+		n := r.lab.Nodes[1]
+		if err := stop(n); err != nil {
+			return "", err
+		}
+		before, err := r.copyOfCatalog(n)
+		if err != nil {
+			return "", err
+		}
+		paths, err := filepath.Glob(filepath.Join(n.DataDir(), "catalog", "badger", files))
+		if err != nil || len(paths) == 0 {
+			return "", fmt.Errorf("%s of %s: %d files, %w", files, n.Name, len(paths), err)
+		}
+		path := paths[len(paths)-1]
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return "", err
+		}
+		what, err := damage(data)
+		if err == nil {
+			err = os.WriteFile(path, data, 0o600)
+		}
+		if err != nil {
+			return "", fmt.Errorf("damage %s: %w", filepath.Base(path), err)
+		}
+		effect := ""
+		switch after, err := r.copyOfCatalog(n); {
+		case err != nil:
+			effect = err.Error()
+		case after.Cursor < before.Cursor:
+			effect = fmt.Sprintf("its cursor fell from %d to %d", before.Cursor, after.Cursor)
+		default:
+			return "", fmt.Errorf("%s of %s: %s, without an effect", filepath.Base(path), n.Name, what)
+		}
+		if err := n.Start(); err != nil {
+			return "", err
+		}
+		if _, err := r.healthy(ctx, gateBound); err != nil {
+			return "", err
+		}
+		if err := b.take(ctx, 20); err != nil {
+			return "", err
+		}
+		if _, err := r.drained(ctx); err != nil {
+			return "", err
+		}
+		all, err := r.statuses()
+		if err != nil {
+			return "", err
+		}
+		for _, s := range all {
+			if s.Digest != all[n.Name].Digest || s.Cursor != all[n.Name].Cursor {
+				return "", fmt.Errorf("%s has digest %s at %d, %s has %s at %d",
+					s.Name, s.Digest, s.Cursor, n.Name, all[n.Name].Digest, all[n.Name].Cursor)
+			}
+		}
+		return fmt.Sprintf("%s: %s (%s); all digests are equal at seq %d", filepath.Base(path), what, effect, all[n.Name].Cursor), nil
 	}
-	if err := b.take(ctx, 300); err != nil {
-		return "", err
-	}
-	n := r.others(r.lab.Nodes[0])[0]
-	if _, err := n.Kill(); err != nil {
-		return "", err
-	}
-	files, err := filepath.Glob(filepath.Join(n.DataDir(), "catalog", "badger", "*.mem"))
-	if err != nil || len(files) == 0 {
-		return "", fmt.Errorf("memtable logs of %s: %d, %w", n.Name, len(files), err)
-	}
-	path := files[len(files)-1]
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return "", err
-	}
+}
+
+// zeroQuarter takes out a part behind the beginning, which badger's memtable log opens without an error.
+func zeroQuarter(data []byte) (string, error) {
 	used := len(data)
 	for used > 0 && data[used-1] == 0 {
 		used--
 	}
 	if used < 1000 {
-		return "", fmt.Errorf("%s has only %d bytes in use", filepath.Base(path), used)
+		return "", fmt.Errorf("only %d bytes are in use", used)
 	}
 	clear(data[used/4 : used/2])
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		return "", err
+	return fmt.Sprintf("bytes %d to %d of %d zeroed", used/4, used/2, used), nil
+}
+
+// flipFirstBlock flips a bit in the first block of a table, in a value.
+func flipFirstBlock(data []byte) (string, error) {
+	const at = 100
+	if len(data) < 2*at {
+		return "", fmt.Errorf("only %d bytes", len(data))
 	}
-	if err := n.Start(); err != nil {
-		return "", err
-	}
-	if _, err := r.healthy(ctx, gateBound); err != nil {
-		return "", err
-	}
-	if err := b.take(ctx, 20); err != nil {
-		return "", err
-	}
-	if _, err := r.drained(ctx); err != nil {
-		return "", err
-	}
-	all, err := r.statuses()
-	if err != nil {
-		return "", err
-	}
-	for _, s := range all {
-		if s.Digest != all[n.Name].Digest || s.Cursor != all[n.Name].Cursor {
-			return "", fmt.Errorf("%s has digest %s at %d, %s has %s at %d",
-				s.Name, s.Digest, s.Cursor, n.Name, all[n.Name].Digest, all[n.Name].Cursor)
-		}
-	}
-	return fmt.Sprintf("bytes %d to %d of %d zeroed; all digests are equal at seq %d", used/4, used/2, used, all[n.Name].Cursor), nil
+	data[at] ^= 1
+	return fmt.Sprintf("a bit of byte %d of %d flipped", at, len(data)), nil
 }

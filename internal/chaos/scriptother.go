@@ -19,6 +19,7 @@ import (
 var strangerScripts = []script{
 	{"alone-into-cluster", playAloneIntoCluster},
 	{"clusters-joined", playClustersJoined},
+	{"two-behind-a-hub", playTwoBehindAHub},
 	{"one-server-list", playOneServerList},
 }
 
@@ -117,23 +118,7 @@ func playClustersJoined(ctx context.Context, r *rig) (string, error) {
 	if err := other.Start(); err != nil {
 		return "", err
 	}
-	seen := ""
-	err := until(ctx, gateBound, "neither serves", func() error {
-		all, err := r.obs.Statuses(len(r.lab.Nodes)+1, time.Second)
-		if err != nil {
-			return err
-		}
-		if len(all) != len(r.lab.Nodes)+1 {
-			return fmt.Errorf("%d nodes answer", len(all))
-		}
-		for _, s := range all {
-			if s.Ready {
-				return fmt.Errorf("%s serves", s.Name)
-			}
-			seen = s.Name + " is " + s.State + ": " + s.Reason
-		}
-		return nil
-	})
+	seen, err := r.noneServes(ctx, len(r.lab.Nodes)+1)
 	if err != nil {
 		return "", err
 	}
@@ -148,6 +133,52 @@ func playClustersJoined(ctx context.Context, r *rig) (string, error) {
 		return "", err
 	}
 	return fmt.Sprintf("neither served (%s); %s after they were parted all serve", seen, round(took)), b.take(ctx, 10)
+}
+
+// playTwoBehindAHub has two clusters, of one node each, join one plain nats-server as leaf nodes: its clients would be
+// answered by both.
+func playTwoBehindAHub(ctx context.Context, r *rig) (string, error) {
+	for _, n := range r.lab.Extra {
+		if err := errors.Join(configureAlone(n, ""), n.Start()); err != nil {
+			return "", err
+		}
+		if _, err := ownAnswer(ctx, r, n); err != nil {
+			return "", err
+		}
+		if err := errors.Join(n.Stop(), configureAlone(n, "leafnodes { remotes: [ { url: \"nats://%[4]s:7422\" } ] }\n")); err != nil {
+			return "", err
+		}
+	}
+	if err := startAll(r.lab.Extra...); err != nil {
+		return "", err
+	}
+	seen, err := r.noneServes(ctx, len(r.lab.Extra))
+	if err != nil {
+		return "", err
+	}
+	return "neither serves: " + seen, r.silent(ctx, "at the hub", 3*time.Second)
+}
+
+// noneServes waits until n nodes answer and each says that it hears another cluster, and returns what one says. A node that has
+// just started says something else, and may serve until it has heard the first word of the other, for a second.
+func (r *rig) noneServes(ctx context.Context, n int) (seen string, err error) {
+	err = until(ctx, gateBound, "none serves", func() error {
+		all, err := r.obs.Statuses(n, time.Second)
+		if err != nil {
+			return err
+		}
+		if len(all) != n {
+			return fmt.Errorf("%d nodes answer", len(all))
+		}
+		for _, s := range all {
+			if s.Ready || !strings.Contains(s.Reason, "another cluster") {
+				return fmt.Errorf("%s is %s: %s", s.Name, s.State, s.Reason)
+			}
+			seen = s.Name + " is " + s.State + ": " + s.Reason
+		}
+		return nil
+	})
+	return seen, err
 }
 
 // playOneServerList gives a client the addresses of two nodes that stand alone, and takes away the one it talks to.

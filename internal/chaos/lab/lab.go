@@ -239,6 +239,10 @@ func (l *Lab) Close() error {
 	if l.stop != nil {
 		l.stop()
 		faults = append(faults, <-l.ended)
+	} else {
+		for _, p := range l.sw.ports { // it never ran
+			faults = append(faults, p.end.Close())
+		}
 	}
 	faults = append(faults, remove(ctx, l.cfg.Run, l.cfg.Dir), os.Remove(filepath.Join(registry, l.cfg.Run+".json")))
 	return errors.Join(faults...)

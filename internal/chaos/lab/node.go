@@ -64,10 +64,10 @@ func (n *Node) ConfigureMore(nodes []*Node, more string) error {
 	return n.configure(n.Name, nodes, more)
 }
 
-// Configure writes a configuration of the caller's. Of %[1]s, %[2]s and %[3]s in it the first is the node's address, the
-// second its data directory, and the third the address of the lab's first node.
+// Configure writes a configuration of the caller's. In it %[1]s is the node's address, %[2]s its data directory, %[3]s the
+// address of the lab's first node, and %[4]s that of the observer, which takes leaf nodes on port 7422.
 func (n *Node) Configure(text string) error {
-	return os.WriteFile(n.config, fmt.Appendf(nil, text, n.host.ip, n.DataDir(), n.lab.Nodes[0].host.ip), 0o600)
+	return os.WriteFile(n.config, fmt.Appendf(nil, text, n.host.ip, n.DataDir(), n.lab.Nodes[0].host.ip, n.lab.ctl.ip), 0o600)
 }
 
 // configure writes the node's configuration. All of a cluster are named in each.

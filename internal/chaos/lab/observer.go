@@ -38,6 +38,7 @@ func (l *Lab) startObserver() (err error) {
 	text := fmt.Sprintf(`server_name: observer
 listen: "%s:%d"
 cluster { name: chaos, listen: "%[1]s:%[3]d", routes: [%[4]s], no_advertise: true }
+leafnodes { listen: "%[1]s:7422" }
 accounts {
   ALLOC { jetstream: enabled, users: [ { user: %[5]s, password: %[7]s } ] }
   "$SYS" { users: [ { user: %[6]s, password: %[7]s } ] }

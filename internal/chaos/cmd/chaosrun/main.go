@@ -109,7 +109,7 @@ func run(ctx context.Context, args []string) (status int, err error) {
 	if rep == nil {
 		return 2, err
 	}
-	if *report != "" && len(rep.Missing) == 0 {
+	if *report != "" {
 		b, readErr := os.ReadFile(filepath.Join(cfg.Dir, "report.json"))
 		if readErr == nil {
 			readErr = os.WriteFile(*report, b, 0o600)
