@@ -173,6 +173,9 @@ func campaign(ctx context.Context, cfg Config, binary string, rep *Report) (err 
 	for _, v := range found {
 		rep.Violations = append(rep.Violations, v.String())
 	}
+	for _, seq := range r.holes {
+		rep.Notes = append(rep.Notes, fmt.Sprintf("a replica of the log no longer has the message at seq %d, another has it", seq))
+	}
 	rep.LeaderChanges = int(elections.Load())
 	rep.measure(e)
 	return err

@@ -95,7 +95,7 @@ func (r *rig) drained(ctx context.Context) (last uint64, err error) {
 // readLog reads the whole log, keeps it beside the history, and says what it means.
 func (r *rig) readLog(ctx context.Context, last uint64) (*history.Log, error) {
 	var messages []history.Message
-	err := r.obs.ReadLog(ctx, last, func(seq uint64, data []byte) {
+	holes, err := r.obs.ReadLog(ctx, last, func(seq uint64, data []byte) {
 		messages = append(messages, history.Message{Seq: seq, Data: data})
 	})
 	if err != nil {
@@ -104,6 +104,7 @@ func (r *rig) readLog(ctx context.Context, last uint64) (*history.Log, error) {
 	if err := history.WriteLog(filepath.Join(r.dir, "log.jsonl"), messages); err != nil {
 		return nil, err
 	}
+	r.holes = holes
 	return history.Fold(messages)
 }
 

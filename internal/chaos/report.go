@@ -95,6 +95,8 @@ type Report struct {
 	Missing    []string `json:"missing,omitempty"`  // what this machine cannot inject
 	Harness    []string `json:"harness,omitempty"`  // what of the campaign itself failed
 
+	Notes []string `json:"notes,omitempty"` // what is no violation and should be known
+
 	cfg   Config
 	begin time.Time
 }
@@ -227,6 +229,11 @@ func (r *Report) Table(to io.Writer) error {
 	}
 	if err := w.Flush(); err != nil {
 		return err
+	}
+	for _, n := range r.Notes {
+		if _, err := fmt.Fprintf(to, "\nnote: %s", n); err != nil {
+			return err
+		}
 	}
 	_, err := fmt.Fprintf(to, "\nseed %d, %d nodes, %.0f s: %d reservations acknowledged, %d ids issued, %d lost to gaps, %d entries, "+
 		"%d changes of leader\npositive control: %s\n%s\n", r.Seed, r.Nodes, r.Took, r.Acked, r.Issued, r.Gaps, r.Entries,

@@ -41,6 +41,7 @@ type rig struct {
 	clients []*lab.Process
 	started int // clients, so far
 	begin   time.Time
+	holes   []uint64 // of the log, as readLog found them: seqs that a replica has lost
 
 	asking sync.Mutex // held from a question for statuses to its last record, so that records are in the order of time
 }

@@ -27,6 +27,7 @@ var lossScripts = []script{
 	{"stream-deleted", playStream("$JS.API.STREAM.DELETE.", false)},
 	{"stream-recreated", playStream("$JS.API.STREAM.DELETE.", true)},
 	{"stream-purged", playStream("$JS.API.STREAM.PURGE.", false)},
+	{"block-flipped-then-replay", playBlockFlipped},
 	{"catalog-zeroed", playDamagedCatalog(func(n *lab.Node) error { return killAll(n) }, "*.mem", zeroQuarter)},
 	{"catalog-flipped", playDamagedCatalog(func(n *lab.Node) error { return n.Stop() }, "*.sst", flipFirstBlock)},
 }
@@ -352,4 +353,92 @@ func flipFirstBlock(data []byte) (string, error) {
 	}
 	data[at] ^= 1
 	return fmt.Sprintf("a bit of byte %d of %d flipped", at, len(data)), nil
+}
+
+// playBlockFlipped has one replica lose a message in the middle of its store. It leads then, and a node whose disk was wiped
+// gets the log from it. What that node cannot know it must not pass over: either it comes to the same digest, or it says why
+// it does not serve.
+func playBlockFlipped(ctx context.Context, r *rig) (string, error) {
+	b := &book{r: r}
+	if err := r.startNodes(ctx); err != nil {
+		return "", err
+	}
+	if err := b.take(ctx, 200); err != nil {
+		return "", err
+	}
+	broken, wiped := r.lab.Nodes[0], r.lab.Nodes[2]
+	if err := broken.Stop(); err != nil {
+		return "", err
+	}
+	blocks, err := filepath.Glob(filepath.Join(broken.DataDir(), "jetstream", "ALLOC", "streams", "ALLOC_LOG", "msgs", "*.blk"))
+	if err != nil || len(blocks) == 0 {
+		return "", fmt.Errorf("blocks of %s: %d, %w", broken.Name, len(blocks), err)
+	}
+	info, err := os.Stat(blocks[0])
+	if err != nil {
+		return "", err
+	}
+	if err := errors.Join(flip(blocks[0], info.Size()/2), broken.Start()); err != nil {
+		return "", err
+	}
+	if _, err := r.healthy(ctx, gateBound); err != nil {
+		return "", err
+	}
+	err = until(ctx, gateBound, broken.Name+" leads", func() error {
+		if now, _, err := r.obs.StreamLeader(); err != nil || now == broken.Name {
+			return err
+		}
+		return errors.Join(r.obs.StepDown(broken.Name), errors.New("not yet"))
+	})
+	if err != nil {
+		return "", err
+	}
+	_, end, err := r.obs.StreamLeader()
+	if err != nil {
+		return "", err
+	}
+	lacks, err := r.obs.LeaderLacks(end)
+	if err == nil && len(lacks) == 0 {
+		err = fmt.Errorf("%s has every message: the flipped bit had no effect", broken.Name)
+	}
+	if err != nil {
+		return "", err
+	}
+	if err := errors.Join(killAll(wiped), wiped.Disk.Wipe(ctx), wiped.Start()); err != nil {
+		return "", err
+	}
+	if _, err := r.refused(ctx, wiped); err != nil {
+		return "", fmt.Errorf("before forget: %w", err)
+	}
+	if err := r.forget(ctx, wiped); err != nil {
+		return "", err
+	}
+	if err := b.take(ctx, 20); err != nil {
+		return "", err
+	}
+	_, unwell := r.healthy(ctx, 20*time.Second)
+	if err := b.take(ctx, 20); err != nil {
+		return "", err
+	}
+	if unwell != nil {
+		return fmt.Sprintf("%s leads and lacks %v; %s does not serve: %v", broken.Name, lacks, wiped.Name, unwell), nil
+	}
+	last, err := r.drained(ctx)
+	if err != nil {
+		return "", err
+	}
+	log, err := r.readLog(ctx, last)
+	if err != nil {
+		return "", err
+	}
+	all, err := r.statuses()
+	if err != nil {
+		return "", err
+	}
+	for _, s := range all {
+		if s.Digest != log.Digests[s.Cursor-1] {
+			return "", fmt.Errorf("%s has digest %s at %d, the reference %s", s.Name, s.Digest, s.Cursor, log.Digests[s.Cursor-1])
+		}
+	}
+	return fmt.Sprintf("%s leads and lacks %v; all serve with the reference's digest at %d", broken.Name, lacks, last), nil
 }

@@ -286,46 +286,86 @@ func placement(preferred string) string {
 	return fmt.Sprintf(`{"placement":{"preferred":%q}}`, preferred)
 }
 
-// readBatch is how many messages one request asks for.
-const readBatch = 1000
+// LeaderLacks asks the log's leader for each message up to last, and returns the seqs that it does not have.
+func (o *Observer) LeaderLacks(last uint64) (seqs []uint64, err error) {
+	for seq := uint64(1); seq <= last; seq++ {
+		m, err := o.log.Request("$JS.API.STREAM.MSG.GET."+stream, fmt.Appendf(nil, `{"seq":%d}`, seq), 2*time.Second)
+		if err != nil {
+			return nil, fmt.Errorf("ask the leader for seq %d: %w", seq, err)
+		}
+		var a apiAnswer
+		if err := json.Unmarshal(m.Data, &a); err != nil {
+			return nil, fmt.Errorf("ask the leader for seq %d: %w", seq, err)
+		}
+		if a.Error != nil {
+			seqs = append(seqs, seq)
+		}
+	}
+	return seqs, nil
+}
 
-// ReadLog reads the log from seq 1 to last, each message once and in order. What is missing is an error.
-func (o *Observer) ReadLog(ctx context.Context, last uint64, each func(seq uint64, data []byte)) error {
+const (
+	readBatch = 1000 // messages that one request asks for
+	readTries = 40   // requests that bring nothing, until the log counts as unreadable
+)
+
+// ReadLog reads the log from seq 1 to last, each message once and in order. Any replica answers. One that has lost a message
+// in the middle passes over it: such a seq is asked for again until another replica has it, and returned in holes. What none
+// has is an error.
+func (o *Observer) ReadLog(ctx context.Context, last uint64, each func(seq uint64, data []byte)) (holes []uint64, err error) {
+	next, batch := uint64(1), readBatch
+	for tries := 0; next <= last; {
+		got, passed, err := o.readSome(next, min(last, next+uint64(batch)-1), each)
+		if err != nil {
+			return holes, fmt.Errorf("read the log: %w", err)
+		}
+		next, batch = next+got, readBatch
+		if passed {
+			batch = 1
+			if n := len(holes); n == 0 || holes[n-1] != next {
+				holes = append(holes, next)
+			}
+		}
+		if tries++; got > 0 {
+			tries = 0
+		}
+		if ctx.Err() != nil || tries == readTries {
+			return holes, fmt.Errorf("read the log: no replica brings seq %d of %d", next, last)
+		}
+	}
+	return holes, nil
+}
+
+// readSome asks one replica for the messages from first to last. It returns how many came in order, and whether the replica
+// then passed over the next one.
+func (o *Observer) readSome(first, last uint64, each func(seq uint64, data []byte)) (got uint64, passed bool, err error) {
 	inbox, err := o.log.SubscribeSync(o.log.NewRespInbox())
 	if err != nil {
-		return fmt.Errorf("read the log: %w", err)
+		return 0, false, err
 	}
 	defer inbox.Unsubscribe() //nolint:errcheck // the connection is being closed, then
 	if err := inbox.SetPendingLimits(-1, -1); err != nil {
-		return fmt.Errorf("read the log: %w", err)
+		return 0, false, err
 	}
-	for next, tries := uint64(1), 0; next <= last; {
-		before := next
-		body := fmt.Sprintf(`{"seq":%d,"batch":%d,"max_bytes":%d}`, next, readBatch, 8<<20)
-		// Answers of an earlier request that was given up are told by their reply subject's seq, which must be next.
-		if err := o.log.PublishRequest("$JS.API.DIRECT.GET."+stream, inbox.Subject, []byte(body)); err != nil {
-			return fmt.Errorf("read the log: %w", err)
-		}
-		for next <= last && ctx.Err() == nil {
-			m, err := inbox.NextMsg(2 * time.Second)
-			if err != nil || m.Header.Get("Status") != "" {
-				break
-			}
-			seq, err := strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64)
-			if err != nil || seq > next {
-				return fmt.Errorf("read the log: seq %q stands where %d is next", m.Header.Get("Nats-Sequence"), next)
-			}
-			if seq == next {
-				each(seq, m.Data)
-				next++
-			}
-		}
-		if tries++; next != before {
-			tries = 0
-		}
-		if ctx.Err() != nil || tries == 10 {
-			return fmt.Errorf("read the log: no answer for seq %d of %d", next, last)
-		}
+	body := fmt.Sprintf(`{"seq":%d,"batch":%d,"max_bytes":%d}`, first, last-first+1, 8<<20)
+	if err := o.log.PublishRequest("$JS.API.DIRECT.GET."+stream, inbox.Subject, []byte(body)); err != nil {
+		return 0, false, err
 	}
-	return nil
+	for first+got <= last {
+		m, err := inbox.NextMsg(time.Second)
+		if err != nil || m.Header.Get("Status") != "" {
+			// 404: this one has nothing from there on. Else: the end of a batch, or silence.
+			return got, m != nil && m.Header.Get("Status") == "404", nil
+		}
+		seq, err := strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64)
+		if err != nil {
+			return got, false, fmt.Errorf("seq %q", m.Header.Get("Nats-Sequence"))
+		}
+		if seq != first+got {
+			return got, true, nil
+		}
+		each(seq, m.Data)
+		got++
+	}
+	return got, false, nil
 }
