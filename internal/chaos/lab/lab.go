@@ -76,7 +76,7 @@ func Missing() (missing []string) {
 			missing = append(missing, c.what)
 		}
 	}
-	for _, tool := range []string{"ip", "mount", "umount", "mkfs.ext4", "e2fsck", "fsfreeze", "strace", "cp"} {
+	for _, tool := range []string{"ip", "mount", "umount", "mkfs.ext4", "e2fsck", "fsfreeze", "strace", "cp", "dd", "sh"} {
 		if !onPath(tool) {
 			missing = append(missing, tool+": the command is not installed")
 		}

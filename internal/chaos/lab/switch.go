@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
 	"sync"
 	"time"
 )
@@ -291,5 +290,3 @@ func (h *lateHeap) Pop() any {
 	*h = old[:len(old)-1]
 	return last
 }
-
-var _ io.ReadWriteCloser = (*os.File)(nil) // a TAP

@@ -76,7 +76,9 @@ func run(ctx context.Context, args []string) (status int, err error) {
 	keep := f.Bool("keep", false, "keep the directory of a run that passed; that of another always stays")
 	report := f.String("report", "", "`file` for a copy of report.json")
 	list := f.String("scripts", "all", "`names`, separated by commas; all or none")
-	if err := f.Parse(args); err != nil {
+	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return 0, nil
+	} else if err != nil {
 		return 2, err
 	}
 	if *only != "" {
