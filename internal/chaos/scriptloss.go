@@ -3,6 +3,7 @@
 package chaos
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -374,11 +375,17 @@ func playBlockFlipped(ctx context.Context, r *rig) (string, error) {
 	if err != nil || len(blocks) == 0 {
 		return "", fmt.Errorf("blocks of %s: %d, %w", broken.Name, len(blocks), err)
 	}
-	info, err := os.Stat(blocks[0])
+	data, err := os.ReadFile(blocks[0])
 	if err != nil {
 		return "", err
 	}
-	if err := errors.Join(flip(blocks[0], info.Size()/2), broken.Start()); err != nil {
+	// Inside of an entry. In a record's head, where its seq stands, one bit can keep nats-server counting for years when it
+	// opens the block; that node never answers, and needs an empty disk.
+	entry := bytes.Index(data[len(data)/2:], []byte{0xA1, 0x0C, 1})
+	if entry < 0 {
+		return "", fmt.Errorf("no entry in the second half of %s of %s", filepath.Base(blocks[0]), broken.Name)
+	}
+	if err := errors.Join(flip(blocks[0], int64(len(data)/2+entry+30)), broken.Start()); err != nil {
 		return "", err
 	}
 	if _, err := r.healthy(ctx, gateBound); err != nil {

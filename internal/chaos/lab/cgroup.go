@@ -20,6 +20,10 @@ const cgroupRoot = "/sys/fs/cgroup"
 // controllers are those of control groups version 1 that faults need.
 var controllers = []string{"cpu", "memory", "blkio"}
 
+// memoryBound is what a node may use where nothing else is said, in bytes: many times what it needs. A damaged file can have
+// nats-server fill memory without an end, and the machine is not the node's alone.
+const memoryBound = 1 << 30
+
 // makeGroups makes the node's control groups.
 func makeGroups(name string) error {
 	for _, c := range controllers {
@@ -27,7 +31,11 @@ func makeGroups(name string) error {
 			return fmt.Errorf("make a control group: %w", err)
 		}
 	}
-	return nil
+	return limitMemory(name, memoryBound)
+}
+
+func limitMemory(name string, bytes int64) error {
+	return setGroup(name, "memory", "memory.limit_in_bytes", strconv.FormatInt(bytes, 10))
 }
 
 // removeGroups removes them. They must be empty.
@@ -109,14 +117,13 @@ func (n *Node) DiskTime(ctx context.Context) (time.Duration, error) {
 	return took, errors.Join(err, os.Remove(file))
 }
 
-// LimitMemory bounds what the node's process may use, in bytes; 0 takes the bound away. With a bound below what it uses
-// the kernel kills it.
+// LimitMemory bounds what the node's process may use, in bytes; 0 is the bound of 1 GiB that it starts with. With a bound
+// below what it needs the kernel kills it.
 func (n *Node) LimitMemory(bytes int64) error {
-	value := "-1"
-	if bytes > 0 {
-		value = strconv.FormatInt(bytes, 10)
+	if bytes == 0 {
+		bytes = memoryBound
 	}
-	return setGroup(n.host.netns, "memory", "memory.limit_in_bytes", value)
+	return limitMemory(n.host.netns, bytes)
 }
 
 // MemoryKills is how many processes of the node the kernel has killed for want of memory.
