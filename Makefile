@@ -6,6 +6,8 @@ NATS      := $(TOOLS)/nats
 STATIC    := $(TOOLS)/staticcheck
 FUZZTIME  ?= 10s
 BENCHTIME ?= 1x
+DURATION  ?= 30m
+CHAOS     := $(GO) build -o bin/chaosrun ./internal/chaos/cmd/chaosrun && bin/chaosrun run -report bin/chaos-report.json
 
 # The real binary's tests run by themselves: beside others they would measure the machine's load.
 LIST := set -e; pkgs=$$($(GO) list ./...); pkgs=$$(echo "$$pkgs" | grep -v '/internal/e2e$$')
@@ -28,10 +30,10 @@ MUTANTS := \
 # Two cores have enough to do with one target.
 .NOTPARALLEL:
 
-.PHONY: help build run test unit e2e mutants fuzz bench fmt lint tools clean
+.PHONY: help build run test unit e2e mutants fuzz bench chaos soak chaos-setup fmt lint tools clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build bin/allocnode
 	$(GO) build -o bin/allocnode ./cmd/allocnode
@@ -79,6 +81,15 @@ fuzz: ## each fuzz target for FUZZTIME (10s)
 
 bench: ## the benchmarks whose figures stand in docs/DESIGN.md
 	$(GO) test -run '^$$' -bench . -benchtime $(BENCHTIME) -timeout 30m ./internal/benchmark
+
+chaos: ## as root: three nodes under every fault, in about five minutes; SEED=n repeats a schedule (docs/TESTING.md)
+	@$(CHAOS) $(if $(SEED),-seed $(SEED)) $(CHAOSFLAGS)
+
+soak: ## as root: five nodes under longer faults for DURATION (30m)
+	@$(CHAOS) -nodes 5 -long -duration $(DURATION) $(if $(SEED),-seed $(SEED)) $(CHAOSFLAGS)
+
+chaos-setup: ## as root, on Debian: install what chaos needs beside Go
+	apt-get install --no-install-recommends -y iproute2 e2fsprogs util-linux strace
 
 fmt: ## format the code
 	gofmt -w $$(git ls-files -co --exclude-standard '*.go')

@@ -54,6 +54,25 @@ var layers = []layer{
 	{"internal/model", nil, "a model that shared code with the product would share its mistakes"},
 	{"internal/benchmark", nil, "tests only: nothing of the product"},
 	{
+		"internal/chaos/history", nil,
+		"what judges the product shares no code with it: a fault would be held against itself",
+	},
+	{
+		"internal/chaos/workload", []string{"internal/chaos/history"},
+		"it reads what any client reads, not what our own decoder makes of it",
+	},
+	{"internal/chaos/lab", []string{"internal/wire"}, "it knows processes, disks and wires; of the product it reads a status"},
+	{
+		"internal/chaos",
+		[]string{"internal/wire", "apply", "client", "kv", "internal/chaos/history", "internal/chaos/lab"},
+		"it judges by history's checkers, and reads catalogs from the disks of dead nodes",
+	},
+	{
+		"internal/chaos/cmd/chaosrun",
+		[]string{"internal/chaos/history", "internal/chaos/workload", "internal/chaos/lab", "internal/chaos"},
+		"the command is thin: it starts a campaign or one of its processes",
+	},
+	{
 		"cmd/allocnode", []string{".", "internal/wire", "client", "internal/node"},
 		"the binary is thin: it starts a node or uses the client",
 	},
@@ -111,6 +130,15 @@ var bans = []struct {
 	{"apply", false, false, []string{"unsafe", "reflect"}, "names and keys outlive the entry's bytes, so they are copied"},
 	{"internal/wire", false, false, []string{"time", "os", "net", "unsafe"}, "encoding is a function of its input"},
 	{".", false, false, []string{"time", "os", "net", "context", "unsafe"}, "types and their arithmetic"},
+	{
+		"internal/chaos/history", true, false, []string{thirdParty},
+		"a judge that anybody can read from end to end",
+	},
+	{
+		"internal/chaos/workload", true, false,
+		[]string{"github.com/nats-io/nats-server/v2", "github.com/dgraph-io/badger/v4"},
+		"a client gets no server and no store",
+	},
 	{"internal/propose", false, false, []string{"os", "net"}, "it reaches the log through its interface alone"},
 }
 
