@@ -198,6 +198,51 @@ func TestCheckDeposedLeaderKnowsLess(t *testing.T) {
 	})
 }
 
+// When a partition heals, the feed brings the new leader's entries to a node whose own server still takes itself for the
+// leader, and answers for it: also after an entry of the node's own was applied. It does not serve while that lasts, and
+// fences neither itself nor the others. (Seen in the campaign, where every node was fenced for good.)
+// Checked: without confirm, the node fenced and published, at once; so it did without the look for the log's end.
+func TestCheckDeposedLeaderStays(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeLog) {
+		nodes := f.cluster(t)
+		<-nodes[2].ask(5)
+		synctest.Wait()
+		f.with(func() { f.deposed = uint64(len(f.entries)) - 1 })
+		nodes[0].checker.Begin("new leader")
+		pass(10 * checkTimeout)
+		nodes[0].state(wire.StateChecking, "")
+		f.with(func() { f.deposed = 0 })
+		pass(settle)
+		for _, u := range nodes {
+			u.state(wire.StateServing, "")
+		}
+		if f.contradictions(t, "n1") != 0 {
+			t.Error("it published a contradiction")
+		}
+	})
+}
+
+// The same, where the new leader answers the question for the log's end, and the deposed one that for an entry.
+// Checked: without the looks that follow, the node fenced.
+func TestCheckTwoLeadersAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeLog) {
+		nodes := f.cluster(t)
+		<-nodes[2].ask(5)
+		synctest.Wait()
+		f.with(func() { f.hole = uint64(len(f.entries)) })
+		nodes[0].checker.Begin("new leader")
+		pass(2 * time.Second)
+		f.with(func() { f.hole = 0 })
+		pass(settle)
+		for _, u := range nodes {
+			u.state(wire.StateServing, "")
+		}
+		if f.contradictions(t, "n1") != 0 {
+			t.Error("it published a contradiction")
+		}
+	})
+}
+
 // What contradicts the log, found by a node that serves: fenced with the reason, and published where it is the same log.
 // Checked: each case served on, or fenced for another reason, without its line in compareIdentity or compareEntry.
 func TestCheckFindsContradictions(t *testing.T) {

@@ -30,11 +30,21 @@ type finding struct {
 
 	// gone says that no entry of one's own can confirm the finding, since there is no log of ours to put it into.
 	gone bool
+
+	last uint64 // where the log ends, of a leader that said that it lost entries
 }
+
+// less says that the leader knows less than this node, and no more than that: so does one that was deposed.
+func (f *finding) less() bool { return f.publish && !f.rewritten }
 
 // compareTwice compares with the log. A problem counts only when it is still there after an entry of this node's own was
 // applied, since a deposed leader answers too and knows less; where no entry can be made, only when the answer stays the
 // same for a while.
+//
+// The deposed leader may go on answering after that entry was applied: when a partition heals, the new leader's feed comes
+// through before the old one steps down. But who lacks that entry is not the leader that took it, and says nothing. Nothing is
+// missed: in a log that did lose its end the entry lands at or below this node's cursor, which is a proof by itself, or the
+// log was filled up with others, and the second look finds it rewritten.
 func (c *checker) compareTwice(ctx context.Context) (finding, error) {
 	first, err := c.compare(ctx)
 	if err != nil || first.problem == "" {
@@ -46,17 +56,67 @@ func (c *checker) compareTwice(ctx context.Context) (finding, error) {
 		return c.compareAgain(ctx, first)
 	}
 	if !first.gone {
-		if _, _, err := c.submit(ctx, wire.AppendOp(nil, &wire.Op{Kind: wire.KindBarrier})); err != nil {
+		barrier, _, err := c.submit(ctx, wire.AppendOp(nil, &wire.Op{Kind: wire.KindBarrier}))
+		if err != nil {
 			return finding{}, err
 		}
 		if first.seq > 0 {
-			if again, err := c.compareEntry(ctx, first.seq, first.applied); err != nil || again.problem != "" {
-				return again, err
+			again, err := c.compareEntry(ctx, first.seq, first.applied)
+			if err != nil {
+				return finding{}, err
+			}
+			if again.problem != "" {
+				return c.confirm(ctx, again, barrier)
 			}
 		}
-		return c.compare(ctx)
+		again, err := c.compare(ctx)
+		if err != nil {
+			return finding{}, err
+		}
+		return c.confirm(ctx, again, barrier)
 	}
 	return c.compareLong(ctx)
+}
+
+// confirm is f, found by a second look, unless it comes from a leader that does not have the entry that this node made at seq
+// before that look. Who holds the log's end but lacks an entry has a hole, if it is always the same answer: the question
+// for the end and that for the entry may be answered by two.
+func (c *checker) confirm(ctx context.Context, f finding, seq uint64) (finding, error) {
+	if !f.less() {
+		return f, nil
+	}
+	if f.last >= seq {
+		return f, nil
+	}
+	if f.last > 0 {
+		return finding{}, fmt.Errorf("who answers as the leader lacks this node's entry at seq %d: %s", seq, f.problem)
+	}
+	for range 5 {
+		select {
+		case <-ctx.Done():
+			return finding{}, context.Cause(ctx)
+		case <-time.After(time.Second):
+		}
+		if err := c.confirmOnce(ctx, f, seq); err != nil {
+			return finding{}, err
+		}
+	}
+	return f, nil
+}
+
+func (c *checker) confirmOnce(ctx context.Context, f finding, seq uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	switch id, err := c.log.Identity(ctx); {
+	case err != nil:
+		return err
+	case id.LastSeq < seq:
+		return fmt.Errorf("who answers as the leader lacks this node's entry at seq %d: %s", seq, f.problem)
+	}
+	if again, err := c.compareEntry(ctx, f.seq, f.applied); err != nil || again != f {
+		return errors.Join(err, errors.New("the leader's answer changed"))
+	}
+	return nil
 }
 
 // hold stops answering at the first sign, also while it is only another node that has asked: to look again takes seconds.
@@ -198,7 +258,7 @@ func compareIdentity(id jetstream.Identity, head, witness apply.Head, genesis *w
 		return finding{problem: fmt.Sprintf("the log was purged: it begins at seq %d", id.FirstSeq), gone: true}
 	case id.LastSeq < remembered:
 		problem := fmt.Sprintf("the log lost entries: it ends at seq %d, this node has applied seq %d", id.LastSeq, remembered)
-		return finding{problem: problem, publish: true}
+		return finding{problem: problem, publish: true, last: id.LastSeq}
 	}
 	return finding{}
 }

@@ -37,6 +37,7 @@ type fakeLog struct {
 	asked   func(seq uint64)    // called in each Get, without the lock
 	stale   []uint64            // last seqs that the next Identity answers give, as of a deposed leader
 	hole    uint64              // no Read and no Get gives this seq
+	deposed uint64              // not 0: Identity and Get are answered by a deposed leader, whose log ends there
 	ids     map[string]uint64   // where each message id stands: JetStream's own window
 }
 
@@ -134,6 +135,9 @@ func (f *fakeLog) Identity(ctx context.Context) (jetstream.Identity, error) {
 	if len(f.stale) > 0 {
 		id.LastSeq, f.stale = f.stale[0], f.stale[1:]
 	}
+	if f.deposed > 0 {
+		id.LastSeq = f.deposed
+	}
 	return id, f.err
 }
 
@@ -146,6 +150,9 @@ func (f *fakeLog) Get(ctx context.Context, seq uint64) (jetstream.Message, error
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.deposed > 0 && seq > f.deposed {
+		return jetstream.Message{}, jetstream.ErrNoMessage
+	}
 	return f.getLocked(seq)
 }
 
