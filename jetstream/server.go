@@ -30,6 +30,11 @@ const (
 	lameDuckGrace    = 300 * time.Millisecond
 	lameDuckDuration = 2 * time.Second
 
+	// startPatience is how long nats-server may take to read its store before this is told, each time; and to come back from
+	// its start after it was given up. A flipped bit in a block can make v2.15.3 look for messages up to a seq that is far
+	// beyond the end (msgBlock.indexCacheBuf).
+	startPatience = 10 * time.Second
+
 	// readyPoll is how long one look at the listeners may take.
 	readyPoll = 50 * time.Millisecond
 
@@ -83,6 +88,9 @@ type Server struct {
 	svcUser   identity
 	clustered bool
 
+	start    func()        // of nats-server: returns when clients can connect, or after Fatalf
+	patience time.Duration // with start; see startPatience
+
 	state  atomic.Int32 // one of the state constants; only grows
 	failed chan error   // capacity 1: the first failure
 	stop   chan struct{}
@@ -126,6 +134,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		return nil, fmt.Errorf("configure nats server: %w", err)
 	}
 	s.ns.SetLoggerV2(logger, debug, opts.Trace, opts.TraceVerbose)
+	s.start, s.patience = s.ns.Start, startPatience
 	return s, nil
 }
 
@@ -213,7 +222,7 @@ func (s *Server) Start(ctx context.Context) error {
 	started := make(chan struct{})
 	go func() {
 		defer close(started)
-		s.ns.Start() // returns when clients can connect, or after Fatalf
+		s.start()
 	}()
 	err := s.awaitReady(ctx, started)
 	if err == nil {
@@ -221,9 +230,13 @@ func (s *Server) Start(ctx context.Context) error {
 	}
 	if err != nil {
 		// nats-server must not be shut down before its Start has returned: it would go on to start JetStream and
-		// listeners, and nobody would stop those.
-		<-started
-		s.abort()
+		// listeners, and nobody would stop those. One that hangs ends with the process.
+		select {
+		case <-started:
+			s.abort()
+		case <-time.After(s.patience):
+			err = fmt.Errorf("%w; it still hangs in its start, and ends with the process only", err)
+		}
 		return fmt.Errorf("start nats server %q: %w", s.Name(), err)
 	}
 	s.watch.Go(s.watchJetStream)
@@ -231,12 +244,20 @@ func (s *Server) Start(ctx context.Context) error {
 }
 
 func (s *Server) awaitReady(ctx context.Context, started <-chan struct{}) error {
-	select {
-	case err := <-s.failed:
-		return err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-started:
+	slow := time.NewTicker(s.patience)
+	defer slow.Stop()
+	for begun, up := time.Now(), false; !up; {
+		select {
+		case err := <-s.failed:
+			return err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-slow.C:
+			s.log.Warn("nats-server is still reading its store: with much data that takes a while, but a damaged file can keep it "+
+				"busy for ever", "since", time.Since(begun).Round(time.Second), "data", s.cfg.DataDir)
+		case <-started:
+			up = true
+		}
 	}
 	// The listener for routes comes up in a goroutine of its own.
 	for {

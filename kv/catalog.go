@@ -374,8 +374,8 @@ func closeBadger(db *badger.DB) (err error) {
 	return db.Close()
 }
 
-// Close writes the side file, closes badger and gives the directory free. A second Close does nothing. While badger cannot
-// write its tables it waits; ending the process without Close is always safe.
+// Close writes the side file, closes badger and gives the directory free. A second Close does nothing. Where the disk takes
+// nothing any more badger is left unclosed, and the error says so; ending the process without Close is always safe.
 func (c *Catalog) Close() error {
 	if c.lock == nil {
 		return nil
@@ -384,9 +384,13 @@ func (c *Catalog) Close() error {
 	if w := c.Witness(); w != c.sideDone {
 		errs = append(errs, c.saveSide(w))
 	}
-	if err := c.checkSpace(0); c.db != nil && errors.Is(err, ErrNoSpace) {
-		// To close is to write a table, and on a full disk that would end the process by SIGBUS. What is not in a table is
-		// in the synced log beside it.
+	err := c.checkSpace(0)
+	if !errors.Is(err, ErrNoSpace) {
+		err = c.checkWrite()
+	}
+	if c.db != nil && err != nil {
+		// To close is to write a table. On a full disk that would end the process by SIGBUS, on one that fails badger tries
+		// again for ever. What is not in a table is in the synced log beside it.
 		errs = append(errs, fmt.Errorf("kv: state left unclosed: %w", err))
 	} else if c.db != nil {
 		if err := closeBadger(c.db); err != nil {
@@ -397,6 +401,18 @@ func (c *Catalog) Close() error {
 	errs = append(errs, c.lock.Close())
 	c.lock = nil
 	return errors.Join(errs...)
+}
+
+// probeFile is written, and removed, to see whether the disk takes anything.
+const probeFile = "write-probe"
+
+func (c *Catalog) checkWrite() error {
+	f, err := os.OpenFile(filepath.Join(c.dir, probeFile), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write([]byte{1})
+	return errors.Join(err, f.Sync(), f.Close(), os.Remove(f.Name()))
 }
 
 func get(txn *badger.Txn, key []byte) ([]byte, error) {
