@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/allocnode/allocnode"
+	"github.com/allocnode/allocnode/client"
 	"github.com/allocnode/allocnode/internal/node"
 )
 
@@ -101,6 +102,8 @@ func TestCommands(t *testing.T) {
 		{"reserve big", `big: 9007199254740993 to 9007199254740993, 1 ids\n`, ""},
 		{"list --consistent", `SEQUENCE .*\norders +5000 .*open\nwalkers .*open\nsmall +19 +0 .*exhausted\nbig .*\n`, ""},
 		{"status", `NODE .*\nalone +alone +serving +\d+ +0 +[0-9a-f]{8} +4 .* yes\n`, ""},
+		{"status --node alone --check", `NODE .*\nalone .* yes\n`, ""},
+		{"status --node stranger", `NODE .*\n`, `node stranger does not answer`},
 		{"forget stranger", ``, `not_found: .*`},
 		{"resume none", ``, `not_found: .*`},
 	} {
@@ -114,6 +117,19 @@ func TestCommands(t *testing.T) {
 		case err != nil && (!regexp.MustCompile(tc.err).MatchString(err.Error()) || strings.Contains(err.Error(), "\n")):
 			t.Errorf("%s: error %q, want one line with %s", tc.args, err, tc.err)
 		}
+	}
+}
+
+// What --check says of nodes that do not serve.
+func TestNotReady(t *testing.T) {
+	nodes := []client.NodeStatus{
+		{Name: "n1", State: "serving", Ready: true}, {Name: "n2", State: "fenced", Reason: "why"}, {Name: "n3", State: "halted", Reason: "full"},
+	}
+	if err := notReady(nodes); err == nil || err.Error() != "node n2 is fenced: why; node n3 is halted: full" {
+		t.Errorf("got %v", err)
+	}
+	if err := notReady(nodes[:1]); err != nil {
+		t.Errorf("all ready: %v", err)
 	}
 }
 

@@ -3,8 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -14,33 +17,72 @@ import (
 
 func newStatus() *cobra.Command {
 	var f connFlags
+	var check bool
+	var node string
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show every node that answers, and why one does not serve",
 		Long: `Ask every node on the prefix what it does, and print a line for each that answers. A node that is fenced or halted
 answers too, with its reason. How many there should be is not known here: a node that is down is missing.
 
-DIGEST is the beginning of the running hash over everything that was applied: nodes at the same CURSOR must show the same.`,
-		Args: exactly(),
+DIGEST is the beginning of the running hash over everything that was applied: nodes at the same CURSOR must show the same.
+
+With --check the command fails unless every node that answered is ready, and with --node too unless that one answered: a health
+check for whatever restarts or watches nodes. A fenced node is not mended by a restart.`,
+		Example: "  allocnode status\n  allocnode status --node n1 --check",
+		Args:    exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.ask(cmd, func(ctx context.Context, c *client.Client, out io.Writer) error {
 				nodes, err := c.Status(ctx)
 				if err != nil {
 					return err
 				}
-				if f.json {
-					all := make([]json.RawMessage, len(nodes))
-					for i := range nodes {
-						all[i] = nodes[i].Raw
-					}
-					return printArray(out, all)
+				if node != "" {
+					nodes = slices.DeleteFunc(nodes, func(n client.NodeStatus) bool { return n.Name != node })
 				}
-				return printStatus(out, nodes)
+				print := printStatus
+				if f.json {
+					print = printStatusJSON
+				}
+				if err := print(out, nodes); err != nil {
+					return err
+				}
+				if node != "" && len(nodes) == 0 {
+					return fmt.Errorf("node %s does not answer", node)
+				}
+				if check {
+					return notReady(nodes)
+				}
+				return nil
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&check, "check", false, "fail unless every node that answered is ready")
+	cmd.Flags().StringVar(&node, "node", "", "show this node only, and fail unless it answers")
 	f.add(cmd)
 	return cmd
+}
+
+// notReady names the nodes that do not serve, if any.
+func notReady(nodes []client.NodeStatus) error {
+	var faults []string
+	for i := range nodes {
+		if n := &nodes[i]; !n.Ready {
+			faults = append(faults, fmt.Sprintf("node %s is %s: %s", n.Name, n.State, n.Reason))
+		}
+	}
+	if len(faults) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(faults, "; "))
+}
+
+func printStatusJSON(out io.Writer, nodes []client.NodeStatus) error {
+	all := make([]json.RawMessage, len(nodes))
+	for i := range nodes {
+		all[i] = nodes[i].Raw
+	}
+	return printArray(out, all)
 }
 
 func printStatus(out io.Writer, nodes []client.NodeStatus) error {
