@@ -34,6 +34,13 @@ func TestDocumentedUsers(t *testing.T) {
 	for _, name := range []string{"n1", "n2", "n3"} {
 		start(t, dir, nil, "serve", "--config", files[0], "--name", name, "--data", name)
 	}
+	eventually(t, "all wait for init", func() error {
+		out, errs, _ := userCommand(t, url, "operator", "status --inbox-prefix _INBOX.operator")
+		if strings.Count(out, "allocnode init") != 3 {
+			return fmt.Errorf("%s%s", out, errs)
+		}
+		return nil
+	})
 	made := start(t, dir, []string{"ALLOCNODE_USER=allocinit", "ALLOCNODE_PASSWORD=" + secrets["INIT_PASSWORD"]},
 		"init", "--config", files[0])
 	if code := made.exit(t); code != 0 {
