@@ -7,7 +7,8 @@ STATIC    := $(TOOLS)/staticcheck
 FUZZTIME  ?= 10s
 BENCHTIME ?= 1x
 DURATION  ?= 30m
-CHAOS     := $(GO) build -o bin/chaosrun ./internal/chaos/cmd/chaosrun && bin/chaosrun run -report bin/chaos-report.json
+# SERVER=2.14.10 builds the campaign's nodes with that nats-server.
+CHAOS     := $(if $(SERVER),export GOFLAGS=-modfile=$(CURDIR)/internal/chaos/nats-$(SERVER).mod;) $(GO) build -o bin/chaosrun ./internal/chaos/cmd/chaosrun && bin/chaosrun run -report bin/chaos-report.json
 
 # The real binary's tests run by themselves: beside others they would measure the machine's load.
 LIST := set -e; pkgs=$$($(GO) list ./...); pkgs=$$(echo "$$pkgs" | grep -v '/internal/e2e$$')

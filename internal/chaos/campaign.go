@@ -57,15 +57,18 @@ func run(ctx context.Context, cfg Config, rep *Report) error {
 		return err
 	}
 	binary := filepath.Join(cfg.Dir, "allocnode")
-	if err := lab.BuildNode(ctx, cfg.Root, cfg.Dir, binary, false); err != nil {
+	err := lab.BuildNode(ctx, cfg.Root, cfg.Dir, binary, false)
+	if err != nil {
+		return err
+	}
+	if rep.NATSServer, err = natsServer(binary); err != nil {
 		return err
 	}
 	// The scripts and the control are mostly waits for elections: beside the campaign they cost it little.
 	var lane sync.WaitGroup
 	var aside error
 	lane.Go(func() { aside = scriptsAndControl(ctx, cfg, binary, &rep.Scripts, &rep.Control) })
-	err := campaign(ctx, cfg, binary, rep)
-	if err != nil {
+	if err = campaign(ctx, cfg, binary, rep); err != nil {
 		err = fmt.Errorf("campaign: %w", err)
 	}
 	lane.Wait()

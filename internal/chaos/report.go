@@ -3,6 +3,7 @@
 package chaos
 
 import (
+	"debug/buildinfo"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -78,7 +79,10 @@ type Report struct {
 	Why     []string `json:"why,omitempty"` // it did not pass
 	Seed    uint64   `json:"seed"`
 	Nodes   int      `json:"nodes"`
-	Took    float64  `json:"seconds"`
+
+	NATSServer string `json:"nats_server"` // version that the nodes are built with
+
+	Took float64 `json:"seconds"`
 
 	Actions       map[string]ActionReport `json:"actions,omitempty"`
 	Acked         int                     `json:"acked"`  // reservations
@@ -235,8 +239,8 @@ func (r *Report) Table(to io.Writer) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(to, "\nseed %d, %d nodes, %.0f s: %d reservations acknowledged, %d ids issued, %d lost to gaps, %d entries, "+
-		"%d changes of leader\npositive control: %s\n%s\n", r.Seed, r.Nodes, r.Took, r.Acked, r.Issued, r.Gaps, r.Entries,
+	_, err := fmt.Fprintf(to, "\nseed %d, %d nodes, nats-server %s, %.0f s: %d reservations acknowledged, %d ids issued, %d lost to gaps, %d entries, "+
+		"%d changes of leader\npositive control: %s\n%s\n", r.Seed, r.Nodes, r.NATSServer, r.Took, r.Acked, r.Issued, r.Gaps, r.Entries,
 		r.LeaderChanges, cmpOr(r.Control, "not flagged"), strings.Join(append([]string{strings.ToUpper(string(r.Verdict))}, r.Why...), "\n  "))
 	return err
 }
@@ -254,4 +258,18 @@ func sorted[V any](m map[string]V) (keys []string) {
 	}
 	slices.Sort(keys)
 	return keys
+}
+
+// natsServer is the version of nats-server in a binary.
+func natsServer(binary string) (string, error) {
+	info, err := buildinfo.ReadFile(binary)
+	if err != nil {
+		return "", err
+	}
+	for _, m := range info.Deps {
+		if m.Path == "github.com/nats-io/nats-server/v2" {
+			return m.Version, nil
+		}
+	}
+	return "", fmt.Errorf("%s holds no nats-server", binary)
 }
