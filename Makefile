@@ -44,12 +44,13 @@ run: build ## start three nodes on this machine, reserve 1000 ids, stay until Ct
 
 test: tools lint unit mutants fuzz e2e ## everything: lint, tests with the race detector, mutants, fuzzing, the real binary (under 10 minutes)
 
+# Tests of whole clusters mostly wait, for elections and deadlines: more of them at a time than there are cores.
 unit: ## the packages' tests with the race detector
-	@$(LIST); $(GO) test -race -timeout 6m $$pkgs
+	@$(LIST); $(GO) test -race -parallel 6 -timeout 12m $$pkgs
 
 # The binary is built by the test, so that go test does not know what an old result rests on.
 e2e: tools ## the real binary and the real nats CLI, with the race detector
-	$(GO) test -race -count=1 -timeout 8m ./internal/e2e
+	$(GO) test -race -count=1 -parallel 4 -timeout 12m ./internal/e2e
 
 # A mutant that does not build, and a test that fails without it, would look like one that was caught.
 mutants: ## builds with one guard taken out, each of which its tests must catch (under 3 minutes)
