@@ -53,7 +53,11 @@ func TestClientsCannotReachLog(t *testing.T) {
 	if err := anonymous.Publish("end", nil); err != nil {
 		t.Fatal(err)
 	}
-	if m, err := heard.NextMsg(5 * time.Second); err != nil || m.Subject != "end" {
+	m, err := heard.NextMsg(5 * time.Second)
+	if err == nil && m.Subject == "$JS.EVENT.ADVISORY.API" { // tells its own account of its own request above, and may be late
+		m, err = heard.NextMsg(5 * time.Second)
+	}
+	if err != nil || m.Subject != "end" {
 		t.Errorf("anonymous client hears %v, %v; want only its own message", m, err)
 	}
 
