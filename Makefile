@@ -91,7 +91,7 @@ soak: ## as root: five nodes under longer faults for DURATION (30m)
 	@$(CHAOS) -nodes 5 -long -duration $(DURATION) $(if $(SEED),-seed $(SEED)) $(CHAOSFLAGS)
 
 chaos-setup: ## as root, on Debian: install what chaos needs beside Go
-	apt-get install --no-install-recommends -y iproute2 e2fsprogs util-linux strace
+	apt-get update -q && apt-get install --no-install-recommends -qy iproute2 e2fsprogs util-linux mount strace
 
 fmt: ## format the code
 	gofmt -w $$(git ls-files -co --exclude-standard '*.go')
