@@ -120,7 +120,7 @@ func BenchmarkIdleMemory(b *testing.B) {
 				for i := range procs {
 					awaitLine(b, filepath.Join(dir, fmt.Sprintf("n%d.conf.log", i+1)), `"ready"`)
 				}
-				time.Sleep(5 * time.Second) // idle
+				time.Sleep(5 * time.Second) // what is measured is a node that has been idle
 				for _, p := range procs {
 					worst = max(worst, residentMB(b, p.Process.Pid))
 					_ = p.Process.Kill()
@@ -132,6 +132,7 @@ func BenchmarkIdleMemory(b *testing.B) {
 	}
 }
 
+// awaitLine looks for want in a file that another process writes, every 20 ms.
 func awaitLine(b *testing.B, path, want string) {
 	b.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {

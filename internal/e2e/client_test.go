@@ -264,7 +264,7 @@ func errorsByDeadline(t *testing.T, s *goclient.Sequence) {
 }
 
 // TestClientWithoutQuorum opens a sequence before there is a cluster, and goes on with it through the loss of a majority.
-// Checked: without the pause in ask the CPU time is above its bound; with a Next that does not look at its context it hangs.
+// Checked: without the pause in lane the CPU time is above its bound; with a Next that does not look at its context it hangs.
 func TestClientWithoutQuorum(t *testing.T) {
 	c := newCluster(t)
 	c.start(0)
