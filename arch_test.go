@@ -27,6 +27,7 @@ var layers = []layer{
 	{".", nil, "the shared words: every package speaks them, so they rest on none"},
 	{"internal/wire", []string{"."}, "formats are bounds and bytes, and know nothing of who reads them"},
 	{"internal/mutant", nil, "constants, all false in the product: what is pure may have it too"},
+	{"internal/freeport", nil, "ports for servers, in tests and for dev"},
 	{"apply", []string{".", "internal/wire", "internal/mutant"}, "the state machine sees the log's bytes and nothing else"},
 	{
 		"internal/propose", []string{".", "internal/wire", "internal/mutant"},
@@ -73,7 +74,7 @@ var layers = []layer{
 		"the command is thin: it starts a campaign or one of its processes",
 	},
 	{
-		"cmd/allocnode", []string{".", "internal/wire", "client", "internal/node"},
+		"cmd/allocnode", []string{".", "internal/wire", "internal/freeport", "client", "internal/node"},
 		"the binary is thin: it starts a node or uses the client",
 	},
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/allocnode/allocnode"
 	"github.com/allocnode/allocnode/client"
+	"github.com/allocnode/allocnode/internal/freeport"
 	"github.com/allocnode/allocnode/internal/node"
 )
 
@@ -30,12 +31,11 @@ type realNode struct {
 
 func newNode(tb testing.TB) *realNode {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.One()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	n := &realNode{tb: tb, dir: tb.TempDir(), port: l.Addr().(*net.TCPAddr).Port}
-	l.Close()
+	n := &realNode{tb: tb, dir: tb.TempDir(), port: port}
 	n.url = "nats://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(n.port))
 	n.start()
 	tb.Cleanup(func() { n.stop() })

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"github.com/allocnode/allocnode/internal/freeport"
 	"github.com/allocnode/allocnode/internal/wire"
 )
 
@@ -28,12 +29,12 @@ func logTestServer(t testing.TB) *server.Server {
 func logTestCluster(t testing.TB) []*server.Server {
 	t.Helper()
 	var routes, addresses []string
-	for range 3 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		logTestOK(t, err)
-		addresses = append(addresses, l.Addr().String())
-		routes = append(routes, "nats://"+l.Addr().String())
-		logTestOK(t, l.Close())
+	ports, err := freeport.Take(3)
+	logTestOK(t, err)
+	for _, p := range ports {
+		address := net.JoinHostPort("127.0.0.1", strconv.Itoa(p))
+		addresses = append(addresses, address)
+		routes = append(routes, "nats://"+address)
 	}
 	var servers []*server.Server
 	for i, address := range addresses {
@@ -246,8 +247,12 @@ func (f *logTestFake) json(m *nats.Msg, v any) {
 }
 
 // send is one message of a batch, prev the one that the replica says it sent before.
-func (f *logTestFake) send(m *nats.Msg, seq, prev uint64) {
+func (f *logTestFake) send(m *nats.Msg, seq, prev uint64) { f.sendPending(m, seq, prev, 0) }
+
+// sendPending is send where the replica says that pending follow.
+func (f *logTestFake) sendPending(m *nats.Msg, seq, prev, pending uint64) {
 	f.respond(m, nats.Header{
+		numPendingHeader:          {strconv.FormatUint(pending, 10)},
 		natsjs.StreamHeader:       {"ALLOC_LOG"},
 		natsjs.SubjectHeader:      {"alloc.log.x"},
 		natsjs.SequenceHeader:     {strconv.FormatUint(seq, 10)},

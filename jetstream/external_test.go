@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +13,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
+
+	"github.com/allocnode/allocnode/internal/freeport"
 )
 
 func TestExternalValidate(t *testing.T) {
@@ -81,10 +82,8 @@ func TestExternalRefusedByOneOfSeveral(t *testing.T) {
 
 // Not there yet: it waits, and says so.
 func TestExternalComesLater(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.One()
 	logTestOK(t, err)
-	port := l.Addr().(*net.TCPAddr).Port
-	logTestOK(t, l.Close())
 	e := External{URLs: []string{fmt.Sprintf("nats://127.0.0.1:%d", port)}}
 	said := make(chan struct{}, 100)
 	logger := slog.New(slog.NewTextHandler(writerFunc(func(line string) {

@@ -17,6 +17,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/allocnode/allocnode/internal/freeport"
 )
 
 // logBuffer collects log lines from many goroutines.
@@ -411,23 +413,11 @@ func TestFailedReportsFatal(t *testing.T) {
 	}
 }
 
-// freePorts returns n TCP ports that were free a moment ago.
-func freePorts(t testing.TB, n int) []int {
-	t.Helper()
-	ports := make([]int, n)
-	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close() // all at the end, so that they differ
-		ports[i] = l.Addr().(*net.TCPAddr).Port
-	}
-	return ports
-}
-
 func TestClusterOfThree(t *testing.T) {
-	ports := freePorts(t, 3)
+	ports, err := freeport.Take(3)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var routes []string
 	for _, p := range ports {
 		routes = append(routes, fmt.Sprintf("nats://127.0.0.1:%d", p))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/url"
@@ -23,6 +24,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/allocnode/allocnode"
+	"github.com/allocnode/allocnode/internal/freeport"
 	"github.com/allocnode/allocnode/internal/node"
 )
 
@@ -154,7 +156,7 @@ func (f *devFlags) cluster(logger *slog.Logger) (nodes []*node.Node, prefix stri
 	if f.listen == "" && f.config == "" {
 		f.listen = "127.0.0.1:0"
 	}
-	routes, err := freePorts(f.nodes)
+	routes, err := freeport.Take(f.nodes)
 	if err != nil {
 		return nil, "", err
 	}
@@ -184,7 +186,7 @@ func (f *devFlags) cluster(logger *slog.Logger) (nodes []*node.Node, prefix stri
 
 // sameNodes refuses a data directory of a cluster of other nodes: they would wait for one another for ever.
 func (f *devFlags) sameNodes(names []string) error {
-	found, err := filepath.Glob(filepath.Join(f.data, "*", "catalog"))
+	found, err := fs.Glob(os.DirFS(f.data), "*/catalog")
 	if err != nil || len(found) == 0 {
 		return err
 	}
@@ -313,19 +315,4 @@ func plural(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
-}
-
-// freePorts finds ports that nobody listens on. Another process may take one before the server does; then the server's
-// error says so.
-func freePorts(n int) ([]int, error) {
-	ports := make([]int, n)
-	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close()
-		ports[i] = l.Addr().(*net.TCPAddr).Port
-	}
-	return ports, nil
 }

@@ -60,8 +60,9 @@ func TestPlace(t *testing.T) {
 	}
 }
 
+// Checked: with filepath.Glob, for which the directory's name is a pattern, other nodes were not refused.
 func TestSameNodes(t *testing.T) {
-	f := devFlags{serveFlags: serveFlags{data: t.TempDir()}}
+	f := devFlags{serveFlags: serveFlags{data: filepath.Join(t.TempDir(), "a[bc]*")}}
 	three := []string{"n1", "n2", "n3"}
 	if err := f.sameNodes(three); err != nil {
 		t.Errorf("an empty directory: %v", err)

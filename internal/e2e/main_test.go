@@ -7,17 +7,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/allocnode/allocnode/internal/freeport"
 )
 
 var (
@@ -180,23 +179,12 @@ func poll(ctx context.Context, check func() error) error {
 	}
 }
 
-var usedPorts sync.Map
-
-// freePort finds a port that nobody listens on, below those that systems give to outgoing connections: a killed node
-// comes back to its port, which must not have become some connection's meanwhile.
+// freePort finds a port that nobody listens on, and that no connection gets: a killed node comes back to its port.
 func freePort(t testing.TB) int {
 	t.Helper()
-	for range 1000 {
-		port := 12000 + rand.IntN(18000)
-		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port))
-		if err != nil {
-			continue
-		}
-		l.Close()
-		if _, used := usedPorts.LoadOrStore(port, true); !used {
-			return port
-		}
+	port, err := freeport.One()
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no free port found")
-	return 0
+	return port
 }
