@@ -48,14 +48,16 @@ type Catalog struct {
 	lock   *os.File
 	card   card
 
-	db      *badger.DB // nil after a failure that only a new Open mends
-	loaded  bool       // Load has vouched for the state
-	dropped error      // why the state was set aside at Open; Load reports it
-	archive string     // where setAside moves the state, if not empty
+	db      *badger.DB      // nil after a failure that only a new Open mends
+	loaded  bool            // Load has vouched for the state
+	dropped error           // why the state was set aside at Open; Load reports it
+	blocks  map[string]bool // the memtables' logs that have their blocks
+	archive string          // where setAside moves the state, if not empty
 
 	sideDone apply.Head // witness in the side file
 	sideTime time.Time  // when it was written
 	hash     hasher
+	hashes   hashes // of the records in db, once loaded
 
 	mu      sync.Mutex // guards head and witness, which any goroutine may read
 	head    apply.Head
@@ -215,6 +217,8 @@ func (c *Catalog) openDB() (*side, error) {
 		return nil, err
 	}
 	c.db = db
+	c.blocks = nil
+	c.allocate()
 	var s side
 	err = db.View(func(txn *badger.Txn) error {
 		b, err := get(txn, keyIdentity)
@@ -249,6 +253,8 @@ func (c *Catalog) fill() error {
 			return fmt.Errorf("kv: create state: %w", err)
 		}
 		c.db = db
+		c.blocks = nil
+		c.allocate()
 	}
 	err := c.db.Update(func(txn *badger.Txn) error {
 		if err := txn.Set(keyIdentity, appendCard(nil, c.card)); err != nil {
@@ -260,6 +266,14 @@ func (c *Catalog) fill() error {
 		return fmt.Errorf("kv: create state: %w", err)
 	}
 	return nil
+}
+
+// allocate sees to it that badger's memory maps cannot run out of disk while they are written.
+func (c *Catalog) allocate() {
+	var err error
+	if c.blocks, err = allocate(c.bdir, c.blocks); err != nil {
+		c.logger.Warn("reserve disk space for the catalog's log", "error", err)
+	}
 }
 
 // saveSide writes the side file with the witness w.
@@ -355,6 +369,7 @@ func (c *Catalog) setAside(reason error) error {
 	c.head = apply.Head{}
 	c.mu.Unlock()
 	c.dropped, c.loaded = reason, false
+	c.hashes.empty()
 	return c.fill()
 }
 

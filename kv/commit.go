@@ -74,6 +74,7 @@ func (c *Catalog) Commit(deltas []apply.Delta) error {
 		}
 	}
 	if err := c.write(run, last, witness); err != nil {
+		c.hashes.forget()
 		c.sideTime = time.Time{} // badger's disk is in doubt: the next commit writes the side file, which is synced on its own
 		if errors.As(err, new(*brokenError)) {
 			// Badger panicked, and what it holds in memory is not to be trusted: only a restart mends that.
@@ -84,6 +85,7 @@ func (c *Catalog) Commit(deltas []apply.Delta) error {
 	c.mu.Lock()
 	c.head, c.witness = last, witness
 	c.mu.Unlock()
+	c.allocate() // the transaction may have begun a new log
 	return nil
 }
 
@@ -98,6 +100,7 @@ func (c *Catalog) sideDue(w apply.Head) bool {
 // run is what a transaction writes: of each key the last record.
 type run struct {
 	records []apply.Record
+	keys    []string // the records' keys
 	bytes   int
 }
 
@@ -126,8 +129,9 @@ func (c *Catalog) merge(deltas []apply.Delta) (run, error) {
 				out.records[at] = r
 				continue
 			}
-			index[string(r.Key)] = len(out.records)
-			out.records = append(out.records, r)
+			key := string(r.Key)
+			index[key] = len(out.records)
+			out.records, out.keys = append(out.records, r), append(out.keys, key)
 		}
 	}
 	for _, r := range out.records {
@@ -157,7 +161,7 @@ func contradicts(h, w apply.Head) error {
 }
 
 // write is the transaction. It takes the sum from the stored head, not from memory: after a failed sync badger shows the
-// records of the failed attempt, and head and records must be those of one moment.
+// records of the failed attempt, and head and records must be those of one moment. For the same reason hashes forgets.
 func (c *Catalog) write(r run, last, witness apply.Head) (err error) {
 	defer recovered("badger", &err)
 	if mutant.CursorFirst {
@@ -175,30 +179,30 @@ func (c *Catalog) write(r run, last, witness apply.Head) (err error) {
 	if head := c.Head(); stored.Cursor < head.Cursor || stored.Cursor > last.Cursor {
 		return fmt.Errorf("%w: stored cursor %d, committed %d, run up to %d", ErrOutOfOrder, stored.Cursor, head.Cursor, last.Cursor)
 	}
-	for _, rec := range r.records {
-		key := append(append(make([]byte, 0, len(recordPrefix)+len(rec.Key)), recordPrefix...), rec.Key...)
-		item, err := txn.Get(key)
-		switch {
-		case err == nil:
-			err = item.Value(func(old []byte) error {
-				s = s.sub(c.hash.record(rec.Key, old))
-				return nil
-			})
-			if err != nil {
-				return err
-			}
-		case errors.Is(err, badger.ErrKeyNotFound):
-			if rec.Value == nil {
-				continue
-			}
-		default:
+	written := make([]sum, len(r.records))
+	size := 0
+	for _, key := range r.keys {
+		size += len(recordPrefix) + len(key)
+	}
+	buf := make([]byte, 0, size) // badger keeps what it is given until the transaction has ended
+	for i, rec := range r.records {
+		from := len(buf)
+		buf = append(append(buf, recordPrefix...), rec.Key...)
+		key := buf[from:len(buf):len(buf)]
+		old, found, err := c.hashes.of(txn, &c.hash, r.keys[i], key)
+		if err != nil {
 			return err
 		}
-		if rec.Value == nil {
-			err = txn.Delete(key)
-		} else {
-			s = s.add(c.hash.record(rec.Key, rec.Value))
+		if found {
+			s = s.sub(old)
+		}
+		switch {
+		case rec.Value != nil:
+			written[i] = c.hash.record(rec.Key, rec.Value)
+			s = s.add(written[i])
 			err = txn.Set(key, rec.Value)
+		case found:
+			err = txn.Delete(key)
 		}
 		if err != nil {
 			return err
@@ -210,7 +214,11 @@ func (c *Catalog) write(r run, last, witness apply.Head) (err error) {
 	if err := txn.Set(keyWitness, appendHead(nil, kindWitness, witness, sum{})); err != nil {
 		return err
 	}
-	return c.commitTxn(txn)
+	if err := c.commitTxn(txn); err != nil {
+		return err
+	}
+	c.hashes.committed(r, written)
+	return nil
 }
 
 // storedHead is the head in badger as txn sees it; zero where there is none yet.

@@ -153,7 +153,8 @@ func TestBounds(t *testing.T) {
 
 // A commit that fails before badger has it leaves no trace; one that fails after (a failed sync: the records are in the
 // memtable all the same) must be found whole by the retry. Checked: with the sum taken from memory instead of the stored
-// head, the retry after "after" subtracts the new records, and the state is dropped at the end.
+// head, the retry after "after" subtracts the new records, and the state is dropped. So it is when hashes are not forgotten, and
+// in both when what they no longer know is taken for not stored.
 func TestFailedCommit(t *testing.T) {
 	bad := errors.New("input/output error")
 	for name, fail := range map[string]func(*badger.Txn) error{

@@ -21,7 +21,7 @@
 // The side file is an identity and a witness, one after the other. mode is 1 (alone), 2 (clustered) or 3 (external).
 // crc32c covers all bytes before it. sum is the sum modulo 2^128, over all records, of the first 16 bytes of
 // SHA-256(uvarint(len(key)) | key | value): order-independent, so that a commit can subtract the old record and add the
-// new one.
+// new one. What to subtract is remembered (hashes.go).
 //
 // Invariants:
 //  1. Records, head, sum and witness change in one badger transaction or not at all.
@@ -37,15 +37,16 @@
 // What badger v4.9.6 does with faults, read in its source, and what is done about it here:
 //   - It writes its WAL and its tables through memory maps of sparse files. On a full disk that is a SIGBUS in a goroutine
 //     of badger's, which ends the process (seen on a full tmpfs). So Open and Commit want free space first (see minFree) and
-//     refuse with ErrNoSpace. Another writer that takes the last 64 MiB within one commit can still cause it; a restart
-//     then refuses.
+//     refuse with ErrNoSpace, and each WAL gets its blocks as soon as it is there (allocate_linux.go). Another writer that takes
+//     the last 64 MiB within the one commit that begins a WAL, or while a table is written, can still cause it (once in some
+//     8 MiB); a restart then refuses.
 //   - A damaged table ends the process (a nil dereference in Table.VerifyChecksum, in a goroutine), or is left out in
 //     silence; a damaged length in a WAL asks for up to 12 GB of memory. So Open reads tables and WALs itself first
 //     (preflight.go).
 //   - The replay of a WAL stops at the first bad entry: what follows is lost. If that is a middle, the sum finds it; if it is
 //     the end, the state is an older one that is right for its cursor.
 //   - When fsync fails, the records are in the memtable all the same, and the kernel may call the pages clean. The retry
-//     therefore takes its sum from the stored head, in the same transaction. Until the memtable has turned over a power cut
+//     therefore takes its sum from the stored head, and reads what it overwrites, in the same transaction. Until the memtable has turned over a power cut
 //     may then still cost a suffix, or a middle, which the sum finds.
 //   - When its flush to a table fails it retries for ever, and Commit and Close wait: the Committer reports such a stall.
 //   - A directory is not fsynced when a WAL is created: on a file system without ordered metadata a power cut may cost a

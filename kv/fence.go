@@ -60,7 +60,10 @@ func (c *Catalog) StoreFence(f Fence) error {
 		f.Reason = f.Reason[:most/2] + "…"
 	}
 	b, err := json.Marshal(f)
-	if err != nil || len(b) > fenceSize {
+	if err == nil && len(b) > fenceSize {
+		err = ErrTooLarge
+	}
+	if err != nil {
 		return fmt.Errorf("kv: store fence of %d bytes: %w", len(b), err)
 	}
 	b = append(b, bytes.Repeat([]byte{'\n'}, fenceSize-len(b))...)

@@ -1,6 +1,7 @@
 package kv
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,6 +37,9 @@ func TestFenceSurvives(t *testing.T) {
 	}
 	if err := c.StoreFence(want); err != nil {
 		t.Fatal(err)
+	}
+	if err := c.StoreFence(Fence{Class: strings.Repeat("x", fenceSize)}); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("a class of %d bytes: %v", fenceSize, err)
 	}
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
@@ -81,13 +85,16 @@ func TestFenceTakesNoRoom(t *testing.T) {
 	if f, _ := storedFence(t, c); f.Reason != "why" {
 		t.Errorf("after a crash in the middle: %+v", f)
 	}
-	for name, change := range map[string]func([]byte) []byte{
-		"damaged": func(b []byte) []byte { b[3] = 0; return b },
-		"empty":   func([]byte) []byte { return nil },
+	for _, tt := range []struct { // in this order: the second leaves nothing to damage
+		name   string
+		change func([]byte) []byte
+	}{
+		{"damaged", func(b []byte) []byte { b[3] = 0; return b }},
+		{"empty", func([]byte) []byte { return nil }},
 	} {
-		edit(t, fence, change)
+		edit(t, fence, tt.change)
 		if f, ok := storedFence(t, c); !ok || f.Class != UnreadableFence || !strings.Contains(f.Reason, "cannot be read") {
-			t.Errorf("%s: %+v, %v", name, f, ok)
+			t.Errorf("%s: %+v, %v", tt.name, f, ok)
 		}
 	}
 }

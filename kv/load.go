@@ -51,6 +51,7 @@ var errNotOpen = errors.New("kv: the catalog is closed, or failed for good: rest
 // scan reads head and records. fnErr is fn's; damage is anything that does not add up.
 func (c *Catalog) scan(fn func(apply.Record) error) (head apply.Head, fnErr, damage error) {
 	inFn := false
+	c.hashes.forget()
 	defer func() {
 		if !inFn { // the caller's own panic is no damage of ours
 			recoveredFrom(recover(), "read state", &damage)
@@ -78,7 +79,9 @@ func (c *Catalog) scan(fn func(apply.Record) error) (head apply.Head, fnErr, dam
 				return err
 			}
 			r := apply.Record{Key: buf[len(recordPrefix):cut:cut], Value: buf[cut:]}
-			got = got.add(c.hash.record(r.Key, r.Value))
+			h := c.hash.record(r.Key, r.Value)
+			got = got.add(h)
+			c.hashes.load(r, h)
 			n++
 			inFn = true
 			fnErr = fn(r)
@@ -91,6 +94,7 @@ func (c *Catalog) scan(fn func(apply.Record) error) (head apply.Head, fnErr, dam
 			return fmt.Errorf("state hash of %d records at cursor %d is %016x%016x, recorded %016x%016x", n, head.Cursor, got.hi,
 				got.lo, want.hi, want.lo)
 		}
+		c.hashes.whole = true
 		return nil
 	})
 	return head, fnErr, damage

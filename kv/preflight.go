@@ -74,12 +74,12 @@ func preflight(dir string, opt badger.Options) error {
 			return err
 		}
 	}
-	wals, err := filepath.Glob(filepath.Join(dir, "*.mem"))
+	wals, err := fs.Glob(os.DirFS(dir), "*.mem") // dir itself is no pattern, whatever its name
 	if err != nil {
 		return err
 	}
-	for _, path := range wals {
-		if err := checkWAL(path); err != nil {
+	for _, name := range wals {
+		if err := checkWAL(filepath.Join(dir, name)); err != nil {
 			return err
 		}
 	}
@@ -151,13 +151,14 @@ func checkWAL(path string) error {
 
 // nextBroken is the first free name for a state to be set aside, and the names that are taken, oldest first.
 func nextBroken(bdir string) (string, []string, error) {
-	found, err := filepath.Glob(bdir + ".broken-*")
+	prefix := filepath.Base(bdir) + ".broken-"
+	found, err := fs.Glob(os.DirFS(filepath.Dir(bdir)), prefix+"*")
 	if err != nil {
 		return "", nil, err
 	}
 	var numbers []int
-	for _, path := range found {
-		if n, err := strconv.Atoi(strings.TrimPrefix(path, bdir+".broken-")); err == nil {
+	for _, name := range found {
+		if n, err := strconv.Atoi(strings.TrimPrefix(name, prefix)); err == nil {
 			numbers = append(numbers, n)
 		}
 	}
