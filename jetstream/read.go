@@ -118,24 +118,26 @@ func (l *Log) nobody(ctx context.Context) error {
 	return nats.ErrNoResponders
 }
 
+// lastValue is the server's own of the headers of one name: see [Log.parseMessage].
+func lastValue(m *nats.Msg, key string) string {
+	if v := m.Header[key]; len(v) > 0 {
+		return v[len(v)-1]
+	}
+	return ""
+}
+
 // parseMessage reads a message of the stream that the server sent by direct get or by RePublish. prev is the sequence before
 // it: of the same answer for a direct get, of the same subject for a republished one. ok is false if m is none.
 //
 // The server appends its headers to those under which the message was published, so only the last value of each is its word;
 // and any status before them is the publisher's. Whoever may publish to the log could otherwise write another seq there.
 func (l *Log) parseMessage(m *nats.Msg) (msg Message, prev uint64, ok bool) {
-	last := func(key string) string {
-		if v := m.Header[key]; len(v) > 0 {
-			return v[len(v)-1]
-		}
-		return ""
-	}
-	seq, err := strconv.ParseUint(last(natsjs.SequenceHeader), 10, 64)
-	if err != nil || seq == 0 || last(natsjs.StreamHeader) != l.stream {
+	seq, err := strconv.ParseUint(lastValue(m, natsjs.SequenceHeader), 10, 64)
+	if err != nil || seq == 0 || lastValue(m, natsjs.StreamHeader) != l.stream {
 		return Message{}, 0, false
 	}
-	prev, _ = strconv.ParseUint(last(natsjs.LastSequenceHeader), 10, 64)
-	return Message{Seq: seq, Subject: last(natsjs.SubjectHeader), Data: m.Data}, prev, true
+	prev, _ = strconv.ParseUint(lastValue(m, natsjs.LastSequenceHeader), 10, 64)
+	return Message{Seq: seq, Subject: lastValue(m, natsjs.SubjectHeader), Data: m.Data}, prev, true
 }
 
 // Read calls fn with every message from seq from (at least 1) on, in order and without a gap, up to the end that the answering
@@ -150,7 +152,7 @@ func (l *Log) Read(ctx context.Context, from uint64, fn func(Message) error) (la
 	if from == 0 {
 		return 0, errors.New("read from seq 0: the first is 1")
 	}
-	r := &reader{l: l, next: from, fn: fn, inbox: l.nc.NewInbox() + ".", ch: make(chan *nats.Msg, 2*readBatch+2)}
+	r := &reader{l: l, next: from, fn: fn, inbox: l.nc.NewInbox() + ".", ch: make(chan *nats.Msg, 4*(readBatch+1))}
 	sub, err := l.nc.ChanSubscribe(r.inbox+"*", r.ch)
 	if err != nil {
 		return from - 1, fmt.Errorf("read %s from seq %d: %w", l.stream, from, err)
@@ -173,40 +175,82 @@ func (l *Log) Read(ctx context.Context, from uint64, fn func(Message) error) (la
 }
 
 // reader is one call of Read. Each batch has its own token in the inbox, so that what is left of one that was given up is not
-// taken for the next one's.
+// taken for the next one's. The batch after the one that is being read is asked for with the first message of this one, so that
+// the replica loads it meanwhile.
 type reader struct {
 	l     *Log
 	next  uint64 // the seq that fn gets next
 	fn    func(Message) error
 	fnErr error
 	inbox string
-	ch    chan *nats.Msg
+	ch    chan *nats.Msg // room for two batches, and for what is left of two that were given up
 	tries uint64
+	ahead *question // asked before its turn; nil if none is
 }
 
-// batch asks for one batch from r.next on and hands it to fn. A passing error means that the batch broke off, and the next call
-// goes on behind what fn has had.
-func (r *reader) batch(ctx context.Context) (end bool, err error) {
+// question is a batch that was asked for.
+type question struct {
+	from  uint64
+	reply string
+	early []*nats.Msg // what came before its turn, at most a batch
+}
+
+// ask asks for a batch from from on.
+func (r *reader) ask(from uint64) (*question, error) {
 	r.tries++
-	reply := r.inbox + strconv.FormatUint(r.tries, 36)
-	body := fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d}`, r.next, readBatch, readBytes)
-	if err := r.l.nc.PublishRequest(r.l.directGet(), reply, body); err != nil {
+	q := &question{from: from, reply: r.inbox + strconv.FormatUint(r.tries, 36)}
+	body := fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d}`, from, readBatch, readBytes)
+	return q, r.l.nc.PublishRequest(r.l.directGet(), q.reply, body)
+}
+
+// turn is the question whose batch begins at r.next: the one that was asked ahead, or a new one.
+func (r *reader) turn() (*question, error) {
+	q := r.ahead
+	r.ahead = nil
+	if q == nil || q.from != r.next { // the batch before was cut short, or broke off
+		return r.ask(r.next)
+	}
+	return q, nil
+}
+
+// receive is the next message of q's batch. What comes of the one asked ahead is kept for its turn.
+func (r *reader) receive(ctx context.Context, q *question, timeout <-chan time.Time) (*nats.Msg, error) {
+	if len(q.early) > 0 {
+		m := q.early[0]
+		q.early = q.early[1:]
+		return m, nil
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("batch broke off: %w", errNotYet)
+		case <-timeout:
+			return nil, fmt.Errorf("no answer within %v: %w", tryTimeout, errNotYet)
+		case m := <-r.ch:
+			switch {
+			case m.Subject == q.reply:
+				return m, nil
+			case r.ahead != nil && m.Subject == r.ahead.reply:
+				r.ahead.early = append(r.ahead.early, m)
+			}
+		}
+	}
+}
+
+// batch hands one batch from r.next on to fn. A passing error means that the batch broke off, and the next call goes on behind
+// what fn has had.
+func (r *reader) batch(ctx context.Context) (end bool, err error) {
+	q, err := r.turn()
+	if err != nil {
 		return false, err
 	}
 	timer := time.NewTimer(tryTimeout)
 	defer timer.Stop()
 	var sent uint64 // the last seq of this batch, as received
 	for {
-		var m *nats.Msg
-		select {
-		case <-ctx.Done():
-			return false, fmt.Errorf("batch broke off: %w", errNotYet)
-		case <-timer.C:
-			return false, fmt.Errorf("no answer within %v: %w", tryTimeout, errNotYet)
-		case m = <-r.ch:
-		}
-		if m.Subject != reply {
-			continue
+		m, err := r.receive(ctx, q, timer.C)
+		if err != nil {
+			return false, err
 		}
 		msg, prev, ok := r.l.parseMessage(m)
 		if !ok {
@@ -216,6 +260,13 @@ func (r *reader) batch(ctx context.Context) (end bool, err error) {
 		// has dropped some, and the log is whole.
 		if prev != sent || msg.Seq < r.next {
 			return false, fmt.Errorf("seq %d came after %d in place of %d: %w", msg.Seq, sent, prev, errNotYet)
+		}
+		if sent == 0 {
+			if pending, err := strconv.ParseUint(lastValue(m, numPendingHeader), 10, 64); err == nil && pending >= readBatch {
+				if r.ahead, err = r.ask(q.from + readBatch); err != nil {
+					return false, err
+				}
+			}
 		}
 		sent = msg.Seq
 		for r.next < msg.Seq {

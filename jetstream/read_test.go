@@ -197,6 +197,54 @@ func TestReadLosesAnswers(t *testing.T) {
 	}
 }
 
+// The next batch is asked for with the first message of one that has more behind it, and what comes of it early waits for its
+// turn. Where the first one is cut short, the next one that was asked for is not the one that is wanted. Checked: without the
+// question ahead the first batch was given up after a try's time; without room for what comes early, or with any batch that was
+// asked ahead taken for the next one, seqs were asked for twice or left out.
+func TestReadAhead(t *testing.T) {
+	const last = 3*readBatch + 10
+	for name, cut := range map[string]uint64{"whole": readBatch, "cut short": 100} {
+		l, f := logTestFakeLog(t)
+		var asked []uint64
+		var first *nats.Msg
+		send := func(m *nats.Msg, from, to uint64) { // the batch from from to to, but for the message that went before
+			for seq := from; seq <= to; seq++ {
+				f.sendPending(m, seq, seq-1, last-seq)
+			}
+			f.end(m, to, last-to)
+		}
+		f.direct = append(f.direct, func(m *nats.Msg, seq uint64) {
+			asked = append(asked, seq)
+			switch {
+			case len(asked) == 1:
+				first = m
+				f.sendPending(m, 1, 0, last-1)
+				return // the rest comes after the second question
+			case len(asked) == 2:
+				f.sendPending(m, seq, 0, last-seq)
+				send(first, 2, cut)
+				send(m, seq+1, seq+readBatch-1)
+				return
+			}
+			f.sendPending(m, seq, 0, last-seq)
+			send(m, seq+1, min(seq+readBatch-1, last))
+		})
+		seqs, to, err := logTestRead(t, logTestCtx(t), l, 1)
+		if err != nil || to != last || !slices.Equal(seqs, logTestSeqs(1, last)) {
+			t.Errorf("%s: read %d seqs to %d, %v", name, len(seqs), to, err)
+		}
+		want := []uint64{1, 1 + readBatch, 1 + 2*readBatch, 1 + 3*readBatch}
+		if cut < readBatch {
+			want = []uint64{1, 1 + readBatch, cut + 1, cut + 1 + readBatch, cut + 1 + 2*readBatch}
+		}
+		f.mu.Lock()
+		if !slices.Equal(asked, want) {
+			t.Errorf("%s: asked from %v, want %v", name, asked, want)
+		}
+		f.mu.Unlock()
+	}
+}
+
 // A replica that dies in the middle of a batch does not end the reading: after one try's time the rest is asked for again.
 func TestReadReplicaDies(t *testing.T) {
 	l, f := logTestFakeLog(t)
