@@ -33,7 +33,9 @@ const (
 	recordVersion = 1
 )
 
-func seqKey(tag byte, seq uint64) []byte { return binary.BigEndian.AppendUint64([]byte{tag}, seq) }
+func seqKey(tag byte, seq uint64) []byte {
+	return binary.BigEndian.AppendUint64(append(make([]byte, 0, 9), tag), seq)
+}
 
 func memberKey(node string) []byte { return append([]byte{tagMember}, node...) }
 
@@ -66,7 +68,8 @@ func (s *sequence) record() Record {
 	v = binary.AppendUvarint(v, s.settings.MaxCount)
 	v = binary.AppendUvarint(v, s.hwm)
 	v = append(v, boolByte(s.halted))
-	return Record{Key: append([]byte{tagSequence}, s.name...), Value: v}
+	key := append(make([]byte, 0, 1+len(s.name)), tagSequence)
+	return Record{Key: append(key, s.name...), Value: v}
 }
 
 func (w *keyWindow) record(r *keyRecord) Record {

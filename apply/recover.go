@@ -203,6 +203,9 @@ func Recover(catalogs []Catalog, p Plan) (*Recovered, error) {
 			if !ok {
 				note("%s: sequence %s is known to it and not to %s", c.Name, q.name, catalogs[0].Name)
 				q.id = uint32(len(sequences))
+				if r := best.genesis.Recovery; r != nil { // c may know less of it than whoever the floor was for
+					q.hwm = min(max(q.hwm, r.Floor), q.settings.Max)
+				}
 				byName[q.name] = q.id
 				sequences = append(sequences, q)
 				continue

@@ -179,6 +179,16 @@ func TestRecoverRaises(t *testing.T) {
 	if err != nil || again.Genesis.Recovery.Floor != 100 {
 		t.Errorf("floor %+v, %v", again.Genesis.Recovery, err)
 	}
+	// Also where an old catalog turns up that knows a little of what the floor was for: the one that is gone may have known more.
+	// Checked: with that catalog's hwm "late" went on at 6, below what had been issued of it.
+	old := toldBy(t, append(recoveryLog(), seal(testHeader("n2", 3, 5), reserveOp("late", 5, "", 0))))
+	again, err = Recover([]Catalog{{"n1", c.m}, {"n2", old}}, Plan{Epoch: 8, Complete: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := hwmOf(restoredLog(t, again).m, "late"); got != 100 {
+		t.Errorf("late goes on above %d, want above the floor, 100", got)
+	}
 }
 
 // Until the last part nothing else is accepted, and a part only as the genesis says.
