@@ -148,6 +148,13 @@ func DecodeReserve(body []byte) (ReserveReply, error) {
 
 // DecodeReserveList reads the answer to a list of n reservations. Errors as [DecodeReserve]; a refused item is not one.
 func DecodeReserveList(body []byte, n int) (ReserveListReply, error) {
+	if reply, ok := plainList(body, n); ok {
+		return reply, nil
+	}
+	return decodeReserveList(body, n)
+}
+
+func decodeReserveList(body []byte, n int) (ReserveListReply, error) {
 	var a answer
 	o, err := decodeAnswer(body, &a)
 	if err != nil {

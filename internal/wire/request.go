@@ -122,6 +122,9 @@ func ParseReserve(sequence string, body []byte) (ReserveRequest, error) {
 		}
 		return ReserveRequest{ReserveItem: ReserveItem{Sequence: sequence, Count: n}}, nil
 	}
+	if q, ok := plainReserve(sequence, body); ok {
+		return q, nil
+	}
 	return parseReserveObject(sequence, body)
 }
 
