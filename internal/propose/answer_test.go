@@ -251,9 +251,9 @@ func TestOneAnswer(t *testing.T) {
 // passes lets a's deadline pass, and wants no answer before it and one at most two ticks after it.
 func (r *rig) passes(a *asked, timeout time.Duration) {
 	r.t.Helper()
-	time.Sleep(timeout - time.Nanosecond)
+	time.Sleep(timeout - time.Nanosecond) // of the bubble, as all here
 	r.wantNone(a)
-	time.Sleep(2*tick + time.Nanosecond)
+	time.Sleep(2*tick + time.Nanosecond) // the tick that finds it, and no more
 	synctest.Wait()
 	r.check()
 }
@@ -285,8 +285,8 @@ func TestQueueBytes(t *testing.T) {
 			r.wantNone(big())
 		}
 		r.wantCode(allocnode.CodeUnavailable, big())
-		time.Sleep(time.Second + 2*tick)
-		r.wantNone(big()) // what expired has left the count
+		time.Sleep(time.Second + 2*tick) // until what was asked has expired
+		r.wantNone(big())                // what expired has left the count
 	})
 }
 

@@ -80,3 +80,55 @@ func BenchmarkPropose(b *testing.B) {
 	<-applied
 	b.ReportMetric(float64(b.N)/float64(entries), "requests/entry")
 }
+
+// lastLog keeps what was appended last.
+type lastLog struct {
+	counter uint64
+	data    []byte
+}
+
+func (l *lastLog) Append(tag uint64, _ string, data []byte) error {
+	l.counter, l.data = tag, data
+	return nil
+}
+
+// What an entry allocates does not grow with its requests, but for one place each that the flight has in one piece.
+// Checked: with a copy of the outcomes for each request this fails.
+func TestEntryAllocations(t *testing.T) {
+	const n = 256
+	log := &lastLog{}
+	p := New(DefaultConfig(), log, func() (uint64, wire.Digest) { return 0, wire.Digest{} }, func(seq, cursor uint64) { t.Error(seq, cursor) })
+	if !p.Open(p.Hold()) {
+		t.Fatal("the gate stays held")
+	}
+	ops := wire.AppendOp(nil, &wire.Op{Kind: wire.KindReserve, Name: []byte("orders"), Count: 100})
+	answered := 0
+	requests := make([]Request, n)
+	for i := range requests {
+		requests[i] = Request{Ops: ops, N: 1, Done: func(res Result) {
+			if res.Err == nil && len(res.Outcomes) == 1 {
+				answered++
+			}
+		}}
+	}
+	outcomes := make([]wire.Outcome, n)
+	seq, runs := uint64(0), 0
+	got := testing.AllocsPerRun(100, func() {
+		deadline := time.Now().Add(time.Minute)
+		for i := range requests {
+			requests[i].Deadline = deadline
+			p.Submit(&requests[i])
+		}
+		p.step()
+		seq++
+		p.Applied(wire.EntryID{Counter: log.counter}, seq, log.data, outcomes)
+		p.Acked(log.counter, seq, false, nil)
+		runs++
+	})
+	if answered != n*runs {
+		t.Fatalf("%d of %d answered", answered, n*runs)
+	}
+	if got > 8 {
+		t.Errorf("an entry of %d requests allocates %v times, want at most 8", n, got)
+	}
+}

@@ -29,6 +29,19 @@ type call struct {
 	op        wire.Op              // of a call with a single operation
 	then      func(propose.Result) // nil for a single reservation: the hot path does without its closure
 	stringIDs bool
+
+	room [128]byte // for the name, the key and the encoding of most operations, so that they need no memory of their own
+	used int       // bytes of room in use
+}
+
+// keep is s as bytes, which live as long as c.
+func (c *call) keep(s string) []byte {
+	if len(s) > len(c.room)-c.used {
+		return []byte(s)
+	}
+	from := c.used
+	c.used += copy(c.room[from:], s)
+	return c.room[from:c.used:c.used]
 }
 
 // begin parses body and sets the call going. After an error the caller fails the call; after nil it is answered from
@@ -68,7 +81,7 @@ func (c *call) submitOne(then func(seq uint64, o *wire.Outcome)) {
 }
 
 func (c *call) encodeOp() []byte {
-	return wire.AppendOp(make([]byte, 0, 64+len(c.op.Name)+len(c.op.Key)), &c.op)
+	return wire.AppendOp(c.room[c.used:c.used], &c.op)
 }
 
 // submit hands n encoded operations to the log. then gets a result that holds n outcomes, in Done.

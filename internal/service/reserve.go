@@ -13,14 +13,14 @@ func (c *call) reserve(body []byte) error {
 	}
 	c.stringIDs = q.StringIDs
 	if q.List != nil {
-		return c.reserveList(&q)
+		return c.reserveList(q) // a copy: q itself needs no memory of its own then
 	}
 	if err := c.run.s.checkCount(q.Sequence, q.Count); err != nil {
 		return err
 	}
-	c.op = wire.Op{Kind: wire.KindReserve, Name: []byte(q.Sequence), Count: q.Count, Partial: q.Partial}
+	c.op = wire.Op{Kind: wire.KindReserve, Name: c.keep(q.Sequence), Count: q.Count, Partial: q.Partial}
 	if q.Key != "" {
-		c.op.Key, c.op.Since = []byte(q.Key), q.Since
+		c.op.Key, c.op.Since = c.keep(q.Key), q.Since
 	}
 	c.submit(c.encodeOp(), 1, nil)
 	return nil
@@ -40,20 +40,24 @@ func (c *call) reserved(res *propose.Result) {
 }
 
 // reserveList submits all items of a list, in one piece: they stand in one entry, and their outcomes come together.
-func (c *call) reserveList(q *wire.ReserveRequest) error {
-	var ops []byte
-	list := make([]wire.Op, len(q.List))
+func (c *call) reserveList(q wire.ReserveRequest) error {
+	ops, list, key := make([]byte, 0, 24*len(q.List)), make([]wire.Op, len(q.List)), c.keep(q.Key)
 	for i := range q.List {
 		item, op := &q.List[i], &list[i]
 		if err := c.run.s.checkCount(item.Sequence, item.Count); err != nil {
 			return err
 		}
-		*op = wire.Op{Kind: wire.KindReserve, Name: []byte(item.Sequence), Count: item.Count, Partial: item.Partial}
+		*op = wire.Op{Kind: wire.KindReserve, Count: item.Count, Partial: item.Partial}
+		if i > 0 && item.Sequence == q.List[i-1].Sequence {
+			op.Name = list[i-1].Name
+		} else {
+			op.Name = []byte(item.Sequence)
+		}
 		switch {
 		case item.Key != "":
 			op.Key, op.Since = []byte(item.Key), q.Since
 		case q.Key != "":
-			op.Key, op.Since = []byte(q.Key), q.Since
+			op.Key, op.Since = key, q.Since
 			op.ListKeyed, op.Index = true, uint64(i)
 		}
 		ops = wire.AppendOp(ops, op)
