@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/allocnode/allocnode"
@@ -163,6 +164,9 @@ func (f *flight) encode(prefix string) (subject string, body []byte) {
 func quoted(key string) []byte {
 	if key == "" {
 		return nil
+	}
+	if strings.IndexFunc(key, func(r rune) bool { return r < ' ' || r > '~' || r == '"' || r == '\\' }) < 0 {
+		return append(append(append(make([]byte, 0, len(key)+2), '"'), key...), '"') // most often: without reflection
 	}
 	b, err := json.Marshal(key)
 	if err != nil {

@@ -247,11 +247,37 @@ func (s *Sequence) takeHere(n uint64) (allocnode.Range, bool) {
 	if n == 0 {
 		return allocnode.Range{}, false
 	}
-	b := s.batch.Load()
+	for {
+		b := s.batch.Load()
+		if r, ok := s.takeFrom(b, n); ok {
+			return r, true
+		}
+		s.mu.Lock()
+		if s.batch.Load() != b { // one has come in between: who waited for it is told a moment before it is there
+			s.mu.Unlock()
+			continue
+		}
+		defer s.mu.Unlock()
+		if len(s.spares) == 0 || s.spares[0].Count() < n {
+			return allocnode.Range{}, false
+		}
+		first := &s.spares[0]
+		r := allocnode.Range{Start: first.Start, End: first.Start + n}
+		first.Start += n
+		if first.Empty() {
+			s.spares = s.spares[1:]
+			s.refillLocked()
+		}
+		return r, true
+	}
+}
+
+// takeFrom takes n ids from b, if they fit.
+func (s *Sequence) takeFrom(b *batch, n uint64) (allocnode.Range, bool) {
 	for {
 		start := b.next.Load()
 		if start >= b.end || n > b.end-start {
-			break
+			return allocnode.Range{}, false
 		}
 		if !b.next.CompareAndSwap(start, start+n) {
 			continue
@@ -265,19 +291,6 @@ func (s *Sequence) takeHere(n uint64) (allocnode.Range, bool) {
 		}
 		return allocnode.Range{Start: start, End: start + n}, true
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.spares) == 0 || s.spares[0].Count() < n {
-		return allocnode.Range{}, false
-	}
-	first := &s.spares[0]
-	r := allocnode.Range{Start: first.Start, End: first.Start + n}
-	first.Start += n
-	if first.Empty() {
-		s.spares = s.spares[1:]
-		s.refillLocked()
-	}
-	return r, true
 }
 
 // All yields ids as [Sequence.Next] returns them, until the loop is left. An error is yielded once, with id 0, and is the
