@@ -179,4 +179,19 @@ func TestRecoverWalk(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(c.dir, "n1", "catalog", "badger.epoch-1")); errors.Is(err, os.ErrNotExist) {
 		t.Error("the old catalog was not kept")
 	}
+
+	// Log and catalogs are lost, all of them: the recovery that is still there is not carried out a second time.
+	for _, name := range c.names {
+		for _, part := range []string{"jetstream", "catalog"} {
+			if err := os.RemoveAll(filepath.Join(c.dir, name, part)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	const followed = "has followed the log of epoch 2"
+	c.refuses(followed, "recover", "apply", "--config", c.config(0), recovery)
+	for i := range c.names {
+		c.start(i)
+	}
+	c.allFenced(nc, followed)
 }

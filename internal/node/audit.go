@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/allocnode/allocnode/apply"
-	"github.com/allocnode/allocnode/jetstream"
 )
 
 // Audit has every entry that is still remembered by its hash compared with the log's. A difference is a proof against the log,
@@ -23,15 +22,7 @@ func (r *replica) compareAll(ctx context.Context) bool {
 	var oldest uint64
 	r.View(func(m *apply.Machine) { oldest = m.Oldest() })
 	for !r.halted {
-		tryCtx, cancel := context.WithTimeout(ctx, 30*time.Second)
-		_, err := r.log.Read(tryCtx, max(oldest, r.first, 1), func(msg jetstream.Message) error {
-			r.apply(ctx, msg)
-			if r.halted {
-				return errHalted
-			}
-			return context.Cause(ctx)
-		})
-		cancel()
+		err := r.readFrom(ctx, max(oldest, r.first, 1))
 		if err == nil || ctx.Err() != nil {
 			return err == nil && !r.halted
 		}

@@ -26,11 +26,17 @@ type hello struct {
 	Cluster wire.ID `json:"cluster,omitzero"`
 	Cursor  uint64  `json:"cursor"`
 	Epoch   uint64  `json:"epoch"`
-	Serving bool    `json:"serving,omitempty"`
+	Serving bool    `json:"serving,omitempty"` // in this run it has, and may again
+
+	// Followed is the latest epoch of a recovery whose log was followed from the data directory, whatever the catalog knows.
+	Followed uint64 `json:"followed,omitempty"`
 }
 
 // remembers says why h is not empty.
 func (h *hello) remembers(who string) string {
+	if h.Followed > h.Epoch {
+		return fmt.Sprintf("%s has followed the log of epoch %d, and has no catalog that knows it", who, h.Followed)
+	}
 	if h.Cluster.IsZero() {
 		return who + " has files of a log in its data directory, and no catalog that knows them"
 	}

@@ -56,6 +56,8 @@ type checker struct {
 
 	wake   chan struct{} // capacity 1
 	stored atomic.Uint64 // acknowledgements of this node's entries
+	at     atomic.Uint64 // seq that the last of them gave
+	apart  atomic.Bool   // what answers is no log of this node's: it gets no entry
 
 	mu       sync.Mutex // guards all below
 	due      bool       // a round of this node's own must begin
@@ -100,8 +102,11 @@ func (c *checker) Suspect() {
 	c.signal()
 }
 
-// Stored tells that the log has acknowledged an entry of this node.
-func (c *checker) Stored() { c.stored.Add(1) }
+// Stored tells that the log has acknowledged an entry of this node, at seq.
+func (c *checker) Stored(seq uint64) {
+	c.at.Store(seq)
+	c.stored.Add(1)
+}
 
 func (c *checker) signal() {
 	select {
@@ -138,6 +143,14 @@ func (c *checker) Observe(seq uint64, e *wire.Entry, op *wire.Op, agrees agreeme
 	}
 	c.conclude()
 	c.signal()
+}
+
+// Forgotten tells that a node's name was released. If it is this node's, and it lives, it registers at once: who serves without
+// being registered could lose its disk, and no recovery would miss what only it had remembered.
+func (c *checker) Forgotten(node string) {
+	if node == c.node {
+		c.Begin("the name of this node was forgotten")
+	}
 }
 
 // Differs tells that node has another state than this one, at one seq. One of the two is wrong, and the majority decides
@@ -330,6 +343,9 @@ func (c *checker) prove(ctx context.Context) bool {
 	c.mu.Unlock()
 	if proof == "" {
 		found, err := c.compareLong(ctx)
+		if err == nil && found.less() {
+			found, err = c.compareBehind(ctx)
+		}
 		if err != nil {
 			c.logger.Debug("compare with the log", "error", err)
 			return false

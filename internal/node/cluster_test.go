@@ -3,7 +3,6 @@ package node
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,14 +29,7 @@ type trio struct {
 
 func newTrio(t *testing.T) *trio {
 	c := &trio{t: t, base: t.TempDir(), nodes: make(map[string]*live)}
-	for range names {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		c.ports = append(c.ports, l.Addr().(*net.TCPAddr).Port)
-	}
+	c.ports = freePorts(t, len(names))
 	return c
 }
 
@@ -300,10 +292,13 @@ func (c *trio) metaLeaderStepsDown(t *testing.T) {
 	l := c.traffic("meta", 3)
 	l.more(3, 2)
 	sys := c.nodes["n1"].connect(nats.UserInfo("sys", "sys"))
-	m, err := sys.Request("$JS.API.META.LEADER.STEPDOWN", nil, 10*time.Second)
-	if err != nil || !strings.Contains(string(m.Data), `"success":true`) {
-		t.Fatalf("stepdown: %v, %v", m, err)
-	}
+	eventually(t, 40*time.Second, func() error { // again, where there was no leader to ask
+		m, err := sys.Request("$JS.API.META.LEADER.STEPDOWN", nil, 2*time.Second)
+		if err != nil || !strings.Contains(string(m.Data), `"success":true`) {
+			return fmt.Errorf("stepdown: %v, %v", m, err)
+		}
+		return nil
+	})
 	l.more(3, 5)
 	l.end()
 	c.alike()

@@ -35,7 +35,7 @@ type finding struct {
 }
 
 // less says that the leader knows less than this node, and no more than that: so does one that was deposed.
-func (f *finding) less() bool { return f.publish && !f.rewritten }
+func (f *finding) less() bool { return f.publish && !f.rewritten && !f.gone }
 
 // compareTwice compares with the log. A problem counts only when it is still there after an entry of this node's own was
 // applied, since a deposed leader answers too and knows less; where no entry can be made, only when the answer stays the
@@ -169,8 +169,35 @@ func (c *checker) compareLong(ctx context.Context) (finding, error) {
 	return first, nil
 }
 
-// compare asks the stream's leader once.
+// compareBehind looks once more, behind an entry of this node's own. A node that is cut off beside a deposed leader hears for
+// long that the log lost entries, and would tell the others so when it is back. It may be unable to apply what it puts in, so
+// the log's acknowledgement says where that stands.
+func (c *checker) compareBehind(ctx context.Context) (finding, error) {
+	before := c.stored.Load()
+	seq, _, err := c.submit(ctx, wire.AppendOp(nil, &wire.Op{Kind: wire.KindBarrier}))
+	if err != nil {
+		if c.stored.Load() == before {
+			return finding{}, err
+		}
+		seq = c.at.Load()
+	}
+	again, err := c.compare(ctx)
+	if err != nil {
+		return finding{}, err
+	}
+	return c.confirm(ctx, again, seq)
+}
+
+// compare asks the stream's leader once, and notes whether the log that answers is this node's.
 func (c *checker) compare(ctx context.Context) (finding, error) {
+	f, err := c.compareOnce(ctx)
+	if err == nil {
+		c.apart.Store(f.gone && !f.publish)
+	}
+	return f, err
+}
+
+func (c *checker) compareOnce(ctx context.Context) (finding, error) {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 
@@ -253,7 +280,8 @@ func compareIdentity(id jetstream.Identity, head, witness apply.Head, genesis *w
 		made := time.Unix(0, genesis.Created).UTC().Format(time.RFC3339Nano)
 		problem := fmt.Sprintf("the log was made anew at %s: this node has applied seq %d of the one made at %s",
 			id.Created.UTC().Format(time.RFC3339Nano), head.Cursor, made)
-		return finding{problem: problem, gone: true}
+		// Of one cluster and epoch: who follows it remembers less, as after a recovery that was made a second time.
+		return finding{problem: problem, gone: true, publish: !id.Empty()}
 	case id.FirstSeq > id.Begin():
 		return finding{problem: fmt.Sprintf("the log was purged: it begins at seq %d", id.FirstSeq), gone: true}
 	case id.LastSeq < remembered:

@@ -26,8 +26,8 @@ func serving(t *testing.T, cfg Config, nc *nats.Conn) *Node {
 	prop := propose.New(propose.DefaultConfig(), nil, func() (uint64, wire.Digest) { return 0, wire.Digest{} }, nil)
 	pool := next.New(next.DefaultConfig(), prop)
 	n.guard.setGates(prop, pool)
-	p := &parts{cluster: wire.ID{1}, svc: nc, lead: newLead(nil, "alloc", wire.ID{1}, "n1", func() bool { return false }, n.guard.Serving)}
-	n.link.set(p)
+	lead := newLead(nil, "alloc", wire.ID{1}, "n1", func() bool { return false }, n.guard.Serving)
+	n.link.set(&parts{prop: prop, cluster: wire.ID{1}, svc: nc, lead: lead})
 	n.svc = service.New(nc, n.serviceConfig(), &n.link, operators{&n.link}, &n.link, &n.link, n.Status)
 	if err := n.svc.Start(); err != nil {
 		t.Fatal(err)

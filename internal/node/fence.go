@@ -33,6 +33,7 @@ type fences struct {
 	svc    *nats.Conn // nil until the clients can be told
 	untold *kv.Fence
 	unkept *kv.Fence // could not be stored yet
+	proof  *kv.Fence // of class log, of this run
 	epoch  uint64    // of the log that is followed, or was last
 }
 
@@ -54,6 +55,9 @@ func (f *fences) raised(class, reason string, stored bool) {
 	f.mu.Lock()
 	fence := kv.Fence{Class: class, Reason: reason, Epoch: f.epoch}
 	f.untold = &fence
+	if class == fenceLog {
+		f.proof = &fence
+	}
 	f.mu.Unlock()
 	if !stored {
 		f.keep(fence)
@@ -61,13 +65,23 @@ func (f *fences) raised(class, reason string, stored bool) {
 	f.tell()
 }
 
-// lifted is told by the guard when a digest fence has ended.
+// lifted is told by the guard when a digest fence has ended. A proof that came at the same moment may have been stored in its
+// place already, or is about to be: it stays.
 func (f *fences) lifted() {
 	f.mu.Lock()
-	f.unkept = nil
+	if f.unkept != nil && f.unkept.Class == fenceDigest {
+		f.unkept = nil
+	}
 	f.mu.Unlock()
 	if err := f.n.catalog.ClearFence(); err != nil {
 		f.n.logger.Error("the fence that was lifted is still stored", "error", err)
+		return
+	}
+	f.mu.Lock()
+	proof := f.proof
+	f.mu.Unlock()
+	if proof != nil {
+		f.keep(*proof)
 		return
 	}
 	f.n.logger.Warn("the fence is lifted: a majority has the same state as this node")
@@ -158,13 +172,18 @@ func (n *Node) storedFence(known uint64, pending *recovery) (digest string, err 
 // outgrown lifts the stored fence of an earlier epoch when this node follows the log of a recovery.
 func (n *Node) outgrown(epoch uint64) error {
 	n.fences.mu.Lock()
+	before := n.fences.epoch
 	n.fences.epoch = epoch
 	n.fences.mu.Unlock()
 	fence, ok, err := n.catalog.Fence()
+	if fence.Class == kv.UnreadableFence { // it says no epoch, and the catalog may name the new one already
+		fence.Epoch = before
+	}
 	if err != nil || !ok || fence.Epoch >= epoch {
 		return err
 	}
 	n.guard.Outgrown()
+	n.differed = ""
 	n.logger.Warn("the fence is lifted: a recovery has begun another epoch", "was", fence.Reason, "epoch", epoch)
 	return n.catalog.ClearFence()
 }

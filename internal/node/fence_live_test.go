@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -55,7 +56,14 @@ func TestRecoverOldCatalogAbove(t *testing.T) {
 
 	o.apply("forced", "n1", "n2")
 	c.start(names...)
-	c.serve("n1", "n2")
+	eventually(t, 40*time.Second, func() error { // n3 may be quicker than their check: then they do not even begin
+		for _, name := range []string{"n1", "n2"} {
+			if s := c.nodes[name].Status(); s.State != wire.StateServing && s.State != wire.StateFenced {
+				return fmt.Errorf("%s is %s: %s", name, s.State, s.Reason)
+			}
+		}
+		return nil
+	})
 	select { // n3 had looked before there was a log of epoch 2
 	case <-c.nodes["n3"].done:
 		c.start("n3")

@@ -226,6 +226,23 @@ func readFile(path, kind string, h *fileHead) (records [][]byte, err error) {
 	return records, nil
 }
 
+// readFileHead reads the first line of a file of a kind, and vouches for nothing else.
+func readFileHead(path, kind string) (h fileHead, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return h, err
+	}
+	defer f.Close()
+	line, err := bufio.NewReader(f).ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(line, &h)
+	}
+	if err != nil || h.Kind != kind {
+		return h, fmt.Errorf("%s is not a file of %s", path, kind)
+	}
+	return h, nil
+}
+
 // writeWhole writes b to path so that after a nil error it is there, whole, also after a power cut; before, what was there is.
 func writeWhole(path string, b []byte) error {
 	tmp := path + ".tmp"
@@ -243,7 +260,11 @@ func writeWhole(path string, b []byte) error {
 	if err := os.Rename(tmp, path); err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(path))
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(path string) error {
+	dir, err := os.Open(path)
 	if err != nil {
 		return err
 	}

@@ -182,6 +182,13 @@ func (g *guard) Opened() bool {
 	return g.opened
 }
 
+// MayIssue reports whether the node has served in this run and may do so again at any moment, whatever holds it up now.
+func (g *guard) MayIssue() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.opened && g.fence == ""
+}
+
 // Fenced reports whether Fence was called.
 func (g *guard) Fenced() bool {
 	g.mu.Lock()
@@ -267,7 +274,7 @@ func (g *guard) Open(ticket uint64) bool {
 	g.update(func() {
 		// What came between the two steps stands: a Refuse would be forgotten, a Hold shown as serving.
 		if g.held == ticket {
-			lifted = g.digest != ""
+			lifted = g.digest != "" && g.fence == ""
 			g.checked, g.opened, g.refusal, g.digest, g.lag = true, true, "", "", ""
 		}
 	})

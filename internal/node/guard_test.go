@@ -2,15 +2,18 @@ package node
 
 import (
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/allocnode/allocnode"
+	"github.com/allocnode/allocnode/apply"
 	"github.com/allocnode/allocnode/internal/next"
 	"github.com/allocnode/allocnode/internal/propose"
 	"github.com/allocnode/allocnode/internal/wire"
+	"github.com/allocnode/allocnode/kv"
 )
 
 // wantState wants a state, with a reason that holds words.
@@ -112,7 +115,8 @@ func TestGuardListen(t *testing.T) {
 }
 
 // What comes while the held answers are given, between the two steps of Open, must not be shown as serving.
-// Checked: with an Open that marks the check as done unconditionally the cases were shown as serving.
+// Checked: with an Open that marks the check as done unconditionally the cases were shown as serving; without its look at
+// the fence, a digest fence that ended as the proof came was told as lifted, which clears what is stored.
 func TestGuardOpenIsOvertaken(t *testing.T) {
 	for name, c := range map[string]struct {
 		do          func(*guard)
@@ -121,6 +125,7 @@ func TestGuardOpenIsOvertaken(t *testing.T) {
 		"refused": {func(g *guard) { g.Refuse("another catalog") }, wire.StateChecking, "another catalog"},
 		"held":    {func(g *guard) { g.Hold("new leader") }, wire.StateChecking, "new leader"},
 		"halted":  {func(g *guard) { g.Halt("disk"); g.Unhalt() }, wire.StateChecking, ""},
+		"fenced":  {func(g *guard) { g.Fence("proof") }, wire.StateFenced, "proof"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -140,6 +145,8 @@ func TestGuardOpenIsOvertaken(t *testing.T) {
 				})
 				synctest.Wait()
 				ticket := u.guard.Hold("a check of the test's own")
+				u.guard.update(func() { u.guard.digest = "another state" }) // as if it would end with this check
+				_, lifted := u.fencing()
 				f.with(func() { f.vanish = false })
 				pass(2 * propose.DefaultConfig().Retry) // it is appended again, applied, and held
 				if len(answered) != 0 {
@@ -151,7 +158,11 @@ func TestGuardOpenIsOvertaken(t *testing.T) {
 				if r := <-answered; r.Err != nil {
 					t.Fatal(r.Err)
 				}
+				u.guard.update(func() { u.guard.digest = "" })
 				u.state(c.want, c.words)
+				if *lifted != 0 {
+					t.Error("a digest fence was lifted by a check that was overtaken")
+				}
 			})
 		})
 	}
@@ -179,4 +190,35 @@ func TestGuardFenceAnswersWhatIsHeld(t *testing.T) {
 			t.Errorf("a later request was answered %v: want fenced", r.Err)
 		}
 	})
+}
+
+// A node that has served, and only checks at the moment, still forbids the log of a recovery: it may issue what no floor covers
+// as soon as the check ends.
+// Checked: with guard.Serving in Node.hello the node said that it does not serve while it was held.
+func TestHelloOfANodeThatMayIssue(t *testing.T) {
+	catalog, err := kv.Open(filepath.Join(t.TempDir(), "catalog"), kv.Identity{Node: "n1"}, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer catalog.Close()
+	n := &Node{catalog: catalog, logger: quiet, guard: newGuard()}
+	n.link.set(&parts{replica: newReplica(apply.New(), apply.Head{}, nil, nil, replicaEvents{}, quiet)})
+	p := propose.New(propose.DefaultConfig(), nil, nil, nil)
+	n.guard.setGates(p, next.New(next.DefaultConfig(), p))
+	says := func(want bool, when string) {
+		t.Helper()
+		if got := n.hello(hello{Node: "n1"})().Serving; got != want {
+			t.Errorf("%s: it says %v, want %v", when, got, want)
+		}
+	}
+	ticket := n.guard.Hold("start")
+	says(false, "before the first check")
+	n.guard.Open(ticket)
+	says(true, "serving")
+	n.guard.Hold("new leader")
+	says(true, "held")
+	n.guard.Lag("slow")
+	says(true, "lagging")
+	n.guard.Fence("proof")
+	says(false, "fenced")
 }

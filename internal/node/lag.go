@@ -21,6 +21,7 @@ type lagWatch struct {
 	submit  func(ctx context.Context, op []byte) error // one entry of this node's own, until it is applied
 	waiting func() (queued, inFlight int)
 	behind  func() bool // the log is known to hold what this node has not applied
+	apart   func() bool // what answers is another log: an entry of another cluster would fence all who follow that
 	guard   *guard
 	begin   func(why string)
 	logger  *slog.Logger
@@ -56,6 +57,9 @@ func (l *lagWatch) Run(ctx context.Context) error {
 				lagging = false
 				l.begin("the log takes entries of this node again")
 			}
+			continue
+		}
+		if l.apart() {
 			continue
 		}
 		queued, inFlight := l.waiting()

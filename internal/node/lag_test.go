@@ -17,7 +17,7 @@ func (u *unit) watchLag() *lagWatch {
 			_, _, err := u.checker.submit(ctx, op)
 			return err
 		},
-		waiting: u.prop.Waiting, behind: u.replica.Behind, guard: u.guard, begin: u.checker.Begin, logger: quiet,
+		waiting: u.prop.Waiting, behind: u.replica.Behind, apart: u.checker.apart.Load, guard: u.guard, begin: u.checker.Begin, logger: quiet,
 	}
 	u.lag.Store(l)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -74,6 +74,30 @@ func TestLag(t *testing.T) {
 		pass(24 * time.Hour)
 		if n := f.last() - before; n > 24*3600/uint64(lagIdle/time.Second)+10 {
 			t.Errorf("an idle node made %d entries in a day", n)
+		}
+	})
+}
+
+// A node that finds another cluster's log where its own was, as beside an existing NATS whose address leads elsewhere, leaves it
+// alone: each node of that cluster that applied one entry of this one would be fenced for good.
+// Checked: without apart in lagWatch.Run there were 5 entries of this node's in it.
+func TestLagLeavesAnotherLogAlone(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeLog) {
+		u, _ := f.start(t, "n1"), f.start(t, "n2")
+		pass(settle)
+		u.state(wire.StateServing, "")
+		u.watchLag()
+		f.with(func() { f.id.ClusterID = wire.ID{9} })
+		before := f.last()
+		u.checker.Begin("connected to NATS again")
+		answer := u.ask(1) // a reason to look, too
+		pass(4 * lagIdle)
+		u.state(wire.StateFenced, "of cluster 09")
+		if r := <-answer; r.Err == nil {
+			t.Errorf("answered %+v", r)
+		}
+		if n := f.last() - before; n != 0 {
+			t.Errorf("%d entries in the log of another cluster", n)
 		}
 	})
 }

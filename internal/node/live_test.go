@@ -162,8 +162,9 @@ func (l *live) connect(opts ...nats.Option) *nats.Conn {
 	return nc
 }
 
-// api asks JetStream in the log's account.
-func (l *live) api(subject string, body any) string {
+// api asks JetStream in the log's account. What is asked of a stream whose leader has just gone is lost, or refused for now:
+// it is asked again. So it must bear being carried out twice; a lead that steps down twice has still moved, as a rule.
+func (l *live) api(subject string, body any) (answer string) {
 	l.t.Helper()
 	nc, err := l.server.LogConn()
 	if err != nil {
@@ -176,11 +177,18 @@ func (l *live) api(subject string, body any) string {
 			l.t.Fatal(err)
 		}
 	}
-	m, err := nc.Request("$JS.API."+subject, data, 10*time.Second)
-	if err != nil {
-		l.t.Fatalf("%s: %v", subject, err)
-	}
-	return string(m.Data)
+	eventually(l.t, 40*time.Second, func() error {
+		m, err := nc.Request("$JS.API."+subject, data, 2*time.Second)
+		if err != nil {
+			return fmt.Errorf("%s: %w", subject, err)
+		}
+		answer = string(m.Data)
+		if strings.Contains(answer, `"code":503`) {
+			return fmt.Errorf("%s: %s", subject, answer)
+		}
+		return nil
+	})
+	return answer
 }
 
 // reply is any answer of the service.

@@ -149,9 +149,14 @@ func (n *Node) run(ctx context.Context, cancel context.CancelCauseFunc) (err err
 	}
 	defer func() { err = errors.Join(err, n.catalog.Close()) }()
 
-	self := helloOf(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), machine.Head(), files)
+	followed, err := followedEpoch(n.cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	self := helloOf(n.cfg.Name, n.catalog.ID(), n.catalog.Witness(), machine.Head(), files || followed > 0)
+	self.Followed = followed
 	n.clean = mayBeClean(n.catalog)
-	pending, err := n.pending(self.Epoch)
+	pending, err := n.pending(self.Epoch, followed)
 	if err != nil {
 		return err
 	}
@@ -161,11 +166,6 @@ func (n *Node) run(ctx context.Context, cancel context.CancelCauseFunc) (err err
 	n.fences.epoch = self.Epoch
 	if n.differed, err = n.storedFence(self.Epoch, pending); err != nil {
 		return err
-	}
-	if n.differed != "" {
-		if machine, err = n.distrust(machine, n.differed); err != nil {
-			return err
-		}
 	}
 	if want := n.cfg.ClusterID; !want.IsZero() && !self.Cluster.IsZero() && self.Cluster != want {
 		// Before the server too: its JetStream, another cluster's, would join the group that rules over this one's.
@@ -234,6 +234,11 @@ func (n *Node) run(ctx context.Context, cancel context.CancelCauseFunc) (err err
 		n.fence(fence)
 		<-ctx.Done()
 		return nil
+	}
+	if n.differed != "" { // not before: a state of an earlier epoch is held against what the recovery knows
+		if machine, err = n.distrust(machine, n.differed); err != nil {
+			return err
+		}
 	}
 	n.guard.Await("looking for streams that capture the service's subjects")
 	err = n.checkSubjects(ctx, svcConn)
@@ -317,7 +322,7 @@ func (n *Node) hello(self hello) func() hello {
 	return func() hello {
 		if parts := n.link.get(); parts != nil {
 			h := helloOf(self.Node, self.Catalog, n.catalog.Witness(), parts.replica.Head(), !self.Empty)
-			h.Serving = n.guard.Serving()
+			h.Serving, h.Followed = n.guard.MayIssue(), self.Followed
 			return h
 		}
 		return self

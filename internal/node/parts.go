@@ -174,8 +174,9 @@ func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstre
 			}
 			p.prop.Applied(id, seq, data, outcomes)
 		},
-		checked: func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { p.checker.Observe(seq, e, op, a) },
-		differs: func(node string, cursor uint64) { p.checker.Differs(node, cursor) },
+		checked:   func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { p.checker.Observe(seq, e, op, a) },
+		forgotten: func(node string) { p.checker.Forgotten(node) },
+		differs:   func(node string, cursor uint64) { p.checker.Differs(node, cursor) },
 	}, n.logger)
 	p.replica.first = id.Begin()
 	p.checker = newChecker(n.cfg.Name, n.incarnation, n.catalog.ID(), n.catalog.Witness(), log, p.replica, p.prop, n.guard, n.logger)
@@ -184,7 +185,8 @@ func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstre
 			_, _, err := p.checker.submit(ctx, op)
 			return err
 		},
-		waiting: p.prop.Waiting, behind: p.replica.Behind, guard: n.guard, begin: p.checker.Begin, logger: n.logger,
+		waiting: p.prop.Waiting, behind: p.replica.Behind, apart: p.checker.apart.Load, guard: n.guard, begin: p.checker.Begin,
+		logger: n.logger,
 	}
 	p.watch = newWatch(n.cfg.Name, log, p.replica, p.checker)
 	var bus leadBus = nc
@@ -206,7 +208,7 @@ func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstre
 	log.OnAck(func(tag uint64, ack jetstream.Ack) {
 		p.prop.Acked(tag, ack.Seq, ack.Duplicate, ack.Err)
 		if ack.Err == nil {
-			p.checker.Stored()
+			p.checker.Stored(ack.Seq)
 			p.replica.Expect(ack.Seq)
 		}
 	})

@@ -110,11 +110,18 @@ type RecoveryOptions struct {
 	Accepted string // RecoveryRisk, with RaiseBy
 }
 
+// maxEpochStep is how far above the next epoch one may be asked for.
+const maxEpochStep = 1000
+
 // PlanRecovery merges floors files into one recovery file at path, and says on out what it holds. It refuses where the file
 // of a named node is missing, or its node was not stopped cleanly, unless opts says what is risked.
 func PlanRecovery(files []string, path string, opts RecoveryOptions, out io.Writer) error {
 	var all []*floors
+	to, _ := os.Stat(path) // mostly it is not there yet
 	for _, file := range files {
+		if from, err := os.Stat(file); err == nil && os.SameFile(from, to) {
+			return fmt.Errorf("%s is one of the floors: the recovery needs a file of its own", path)
+		}
 		f, err := readFloors(file)
 		if err != nil {
 			return err
@@ -153,6 +160,9 @@ func PlanRecovery(files []string, path string, opts RecoveryOptions, out io.Writ
 	if opts.Epoch != 0 {
 		if opts.Epoch < p.Epoch {
 			return fmt.Errorf("--epoch %d: the catalogs have seen epoch %d, so it must be %d or more", opts.Epoch, p.Epoch-1, p.Epoch)
+		}
+		if opts.Epoch-p.Epoch > maxEpochStep { // a slip of the finger could leave no room for the next
+			return fmt.Errorf("--epoch %d: the catalogs have seen epoch %d, so it must be %d or less", opts.Epoch, p.Epoch-1, p.Epoch+maxEpochStep)
 		}
 		p.Epoch = opts.Epoch
 	}
@@ -212,6 +222,8 @@ func doubts(nodes []string, all []*floors, best *floors) (problems []string) {
 		switch {
 		case registered && member.CatalogID != f.Catalog:
 			problems = append(problems, fmt.Sprintf("%s has another catalog than the one that served: its disk was lost", n))
+		case f.empty() && registered && !f.Clean:
+			problems = append(problems, n+" had joined, and its catalog is empty: it ended before anything was stored")
 		case f.empty():
 		case f.behind(), !f.Clean:
 			problems = append(problems, fmt.Sprintf("%s: %s", n, f.condition()))
@@ -264,6 +276,13 @@ func PrepareRecovery(cfg Config, path string, out io.Writer) error {
 		if done {
 			_, err = fmt.Fprintf(out, "%s follows recovery %s already: there is nothing to do\n", cfg.Name, r.Recovery)
 			return err
+		}
+		switch followed, err := followedEpoch(cfg.DataDir); {
+		case err != nil:
+			return err
+		case followed >= r.Epoch:
+			return fmt.Errorf("%s has followed the log of epoch %d before, and its catalog does not know it: what was issued from that log is "+
+				"not in this recovery. Plan anew, with --epoch %d", cfg.Name, followed, followed+1)
 		}
 		switch other, err := pendingRecovery(cfg.DataDir); {
 		case err != nil: // damaged: this one replaces it

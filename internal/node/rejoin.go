@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -92,6 +94,7 @@ type oldCatalog struct {
 // anywhere, and goes on from what the log holds.
 type rejoin struct {
 	self      hello
+	nodes     []string
 	epoch     uint64
 	clusterID wire.ID // configured
 	pending   *recovery
@@ -166,6 +169,8 @@ func (j *rejoin) step(ctx context.Context) (jetstream.Identity, verdict, error) 
 	switch {
 	case errors.Is(err, jetstream.ErrNoStream) && j.self.Epoch == j.epoch:
 		return id, verdict{waitGone, "the log is gone: there is no stream, but " + j.self.remembers("this node")}, nil
+	case errors.Is(err, jetstream.ErrNoStream) && j.self.Followed == j.epoch:
+		return id, verdict{waitGone, "the log is gone: there is no stream, but " + j.self.remembers("this node")}, nil
 	case errors.Is(err, jetstream.ErrNoStream) && j.pending == nil:
 		return id, waitFor("waiting for the log of epoch %d", j.epoch), nil
 	case errors.Is(err, jetstream.ErrNoStream):
@@ -194,28 +199,59 @@ func (j *rejoin) contradiction(id jetstream.Identity) string {
 		return fmt.Sprintf("the log here is of cluster %s, cluster_id is set to %s", id.ClusterID, j.clusterID)
 	case !j.self.Cluster.IsZero() && id.ClusterID != j.self.Cluster:
 		return fmt.Sprintf("the log here is of cluster %s, this node's data are of cluster %s", id.ClusterID, j.self.Cluster)
-	case j.pending != nil && id.Recovery != j.pending.Recovery:
-		return fmt.Sprintf("the log of epoch %d was begun by recovery %s, this node was prepared for recovery %s", j.epoch, id.Recovery,
-			j.pending.Recovery)
+	}
+	return ""
+}
+
+// otherRecovery is why the log that was found is not the one that this node was prepared for.
+func (j *rejoin) otherRecovery(id jetstream.Identity) string {
+	if j.pending == nil || id.Recovery == j.pending.Recovery {
+		return ""
+	}
+	return fmt.Sprintf("the log of epoch %d was begun by recovery %s, this node was prepared for recovery %s", j.epoch, id.Recovery,
+		j.pending.Recovery)
+}
+
+// forbids asks every named node, and says why the log must not be begun. Whoever has followed it knows what was issued
+// from it, and it may have been lost since: so silence is no permission, as at the first creation (see bootstrap). A node that is
+// gone for good has an empty one of its name in its place, which JetStream wants too.
+func (j *rejoin) forbids(ctx context.Context) (why string) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	answers, err := j.ask(ctx)
+	if err != nil {
+		return fmt.Sprintf("asking the named nodes: %v", err)
+	}
+	catalogs := make(map[string]wire.ID)
+	for _, a := range answers {
+		first, again := catalogs[a.Node]
+		switch {
+		case max(a.Epoch, a.Followed) >= j.epoch:
+			return "the log is gone, and not made anew: " + a.remembers("the node "+a.Node)
+		case a.Serving: // it issues what no floor covers
+			return fmt.Sprintf("the node %s serves from the log of epoch %d: stop it, and plan the recovery anew with its floors", a.Node, a.Epoch)
+		case again && first != a.Catalog:
+			return fmt.Sprintf("two nodes go by the name %s: stop one of them", a.Node)
+		}
+		catalogs[a.Node] = a.Catalog
+	}
+	var missing []string
+	for _, n := range j.nodes {
+		if _, ok := catalogs[n]; !ok {
+			missing = append(missing, n)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Sprintf("the log of epoch %d is begun when every named node is there, prepared or not: waiting for %s", j.epoch,
+			strings.Join(missing, ", "))
 	}
 	return ""
 }
 
 // create makes the stream, unless a node says that it was there before.
 func (j *rejoin) create(ctx context.Context) verdict {
-	askCtx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	answers, err := j.ask(askCtx)
-	if err != nil {
-		return waitFor("asking the named nodes: %v", err)
-	}
-	for _, a := range answers {
-		switch {
-		case a.Epoch >= j.epoch:
-			return waitFor("the log is gone, and not made anew: %s", a.remembers("the node "+a.Node))
-		case a.Serving: // it issues what no floor covers
-			return waitFor("the node %s serves from the log of epoch %d: stop it, and plan the recovery anew with its floors", a.Node, a.Epoch)
-		}
+	if why := j.forbids(ctx); why != "" {
+		return waitFor("%s", why)
 	}
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
@@ -223,7 +259,7 @@ func (j *rejoin) create(ctx context.Context) verdict {
 		j.logger.Warn("recover: the log before is not sealed", "error", err)
 	}
 	j.logger.Info("recover: create the log", "epoch", j.epoch, "recovery", j.pending.Recovery)
-	_, err = j.log.CreateRecovered(ctx, jetstream.Origin{
+	_, err := j.log.CreateRecovered(ctx, jetstream.Origin{
 		ClusterID: j.pending.Cluster, Epoch: j.epoch, First: j.pending.genesis.First(), Recovery: j.pending.Recovery,
 	})
 	if err != nil {
@@ -234,7 +270,8 @@ func (j *rejoin) create(ctx context.Context) verdict {
 
 var errComplete = errors.New("complete")
 
-// complete reads the state that the log begins with, and writes what is missing of it where this node is prepared.
+// complete reads the state that the log begins with, and writes what is missing of it where this node is prepared. A node that
+// was prepared for another recovery does not follow it, and says first what it remembers beyond it: others follow it.
 func (j *rejoin) complete(ctx context.Context, id jetstream.Identity) (verdict, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -257,11 +294,14 @@ func (j *rejoin) complete(ctx context.Context, id jetstream.Identity) (verdict, 
 			return waitFor("reading the recovered state: %v", err), nil
 		}
 	}
+	other := j.otherRecovery(id)
 	switch {
 	case m.Genesis() != nil && m.Genesis().RecoveryID(id.ClusterID) != id.Recovery:
 		why := fmt.Sprintf("the log of epoch %d does not begin with recovery %s, which made its stream", j.epoch, id.Recovery)
 		return verdict{mustFence, why}, nil
 	case m.Genesis() != nil && !m.Restoring():
+	case other != "": // it is complete before anybody serves from it
+		return waitFor("%s: waiting for it to be complete, to compare", other), nil
 	case j.pending == nil:
 		return waitFor("waiting for the recovery of epoch %d to be complete in the log", j.epoch), nil
 	default:
@@ -269,6 +309,9 @@ func (j *rejoin) complete(ctx context.Context, id jetstream.Identity) (verdict, 
 	}
 	if more := remembersMore(j.old.state, m, j.old.witness, j.old.archived); more != "" {
 		return j.object(ctx, id, m, more), nil
+	}
+	if other != "" {
+		return verdict{mustFence, other}, nil
 	}
 	// From here on the catalog remembers this log: were it lost before the first commit, it must not be made a second time.
 	if err := j.archive(m.Head()); err != nil {
@@ -282,6 +325,8 @@ func (j *rejoin) write(ctx context.Context, id jetstream.Identity, m *apply.Mach
 	next, last := -1, id.Begin()-1
 	if m.Genesis() != nil {
 		next, last = int(m.Restored()), m.Head().Cursor
+	} else if why := j.forbids(ctx); why != "" { // an empty stream is no permission: JetStream makes one of a directory that was lost
+		return waitFor("%s", why)
 	}
 	j.await(fmt.Sprintf("writing the recovered state: part %d of %d", next+1, len(j.pending.parts)))
 	entry, err := j.pending.entry(next, m.Head(), id.Created.UnixNano())
@@ -354,13 +399,22 @@ func objection(self hello, head apply.Head, reason string) []byte {
 	return entry
 }
 
-// pending is the recovery that this node is prepared for, or nil where there is none, or the catalog has seen its epoch.
-func (n *Node) pending(known uint64) (*recovery, error) {
+// pending is the recovery that this node is prepared for, or nil where there is none, or its log was followed: the catalog has
+// seen epoch known, the directory followed.
+func (n *Node) pending(known, followed uint64) (*recovery, error) {
+	if known > 1 {
+		if err := keepFollowed(n.cfg.DataDir, known); err != nil {
+			return nil, err
+		}
+	}
 	r, err := pendingRecovery(n.cfg.DataDir)
+	if h, headErr := readFileHead(filepath.Join(n.cfg.DataDir, recoveryName), recoveryKind); err != nil && headErr == nil && h.Epoch <= known {
+		return nil, nil // damaged, and of no more use
+	}
 	if err != nil {
 		return nil, fmt.Errorf("the recovery that this node is prepared for: %w", err)
 	}
-	if r != nil && r.Epoch <= known {
+	if r != nil && r.Epoch <= max(known, followed) {
 		return nil, nil
 	}
 	return r, nil
@@ -372,7 +426,7 @@ func (n *Node) follow(ctx context.Context, nc *nats.Conn, self hello, machine *a
 
 	log *jetstream.Log, id jetstream.Identity, m *apply.Machine, fence string, err error,
 ) {
-	epoch, err := n.locate(ctx, nc, self.Epoch, pending)
+	epoch, err := n.locate(ctx, nc, max(self.Epoch, self.Followed), pending)
 	if err != nil {
 		return nil, id, nil, "", err
 	}
@@ -391,10 +445,11 @@ func (n *Node) follow(ctx context.Context, nc *nats.Conn, self hello, machine *a
 		return log, id, machine, fence, err
 	}
 	j := rejoin{
-		self: self, epoch: epoch, clusterID: n.cfg.ClusterID, pending: pending, log: log, await: n.guard.Await, logger: n.logger,
+		self: self, nodes: n.cfg.nodes(), epoch: epoch, clusterID: n.cfg.ClusterID, pending: pending, log: log, await: n.guard.Await,
+		logger:  n.logger,
 		old:     oldCatalog{state: machine, witness: n.catalog.Witness(), archived: n.catalog.Archived(n.catalog.Witness().Epoch)},
 		ask:     func(ctx context.Context) ([]hello, error) { return askHellos(ctx, nc, n.cfg.Prefix, n.cfg.nodes()) },
-		archive: n.catalog.Archive,
+		archive: func(next apply.Head) error { return archiveThenKeep(n.catalog.Archive, n.cfg.DataDir, next) },
 		seal:    func(ctx context.Context) error { return n.seal(ctx, nc, self, epoch) },
 	}
 	id, fence, err = j.run(ctx)

@@ -132,6 +132,11 @@ func rejoining(log *fakeEpoch, pending *recovery, old *apply.Machine) (j *rejoin
 	return j, archived
 }
 
+// answering is an ask to which those answer.
+func answering(all ...hello) func(context.Context) ([]hello, error) {
+	return func(context.Context) ([]hello, error) { return all, nil }
+}
+
 var errCrash = errors.New("the process ends here")
 
 // A node may end before, in or after any step: the next run goes on, and the log holds each piece once. What keeps it so is
@@ -193,8 +198,8 @@ func TestRejoinTogether(t *testing.T) {
 }
 
 // What must not be followed, or made.
-// Checked: without each of the cases in rejoin.contradiction, without the one of an empty log in step, and without that in
-// create, its case here failed.
+// Checked: without each of the cases in rejoin.contradiction and in forbids, without the ones of an empty log and of one that was
+// followed in step, and without the question in create and the one in write, its case here failed.
 func TestRejoinRefuses(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeLog) {
 		r, old := planned(t, f, apply.Plan{Epoch: 2, Complete: true})
@@ -221,6 +226,7 @@ func TestRejoinRefuses(t *testing.T) {
 			"gone":                       {&fakeEpoch{}, nil, inEpoch2, "the log is gone", ""},
 			"empty":                      {&fakeEpoch{origin: whole().origin}, nil, inEpoch2, "the log is empty", ""},
 			"not begun, not prepared":    {&fakeEpoch{origin: whole().origin}, nil, nil, "", "waiting for the recovery"},
+			"another, not begun":         {&fakeEpoch{origin: whole().origin}, other, nil, "", "waiting for it to be complete"},
 			"nobody answers":             {&fakeEpoch{err: jetstream.ErrNoLeader}, r, inEpoch2, "", "waiting for the log"},
 			"a node serves": {&fakeEpoch{}, r, func(j *rejoin) {
 				j.ask = func(context.Context) ([]hello, error) {
@@ -232,8 +238,28 @@ func TestRejoinRefuses(t *testing.T) {
 					return []hello{{Node: "n2", Cluster: r.Cluster, Epoch: 2, Cursor: 7}}, nil
 				}
 			}, "", "the node n2 has applied seq 7"},
+			"a node does not answer": {&fakeEpoch{}, r, func(j *rejoin) {
+				j.nodes, j.ask = names, answering(hello{Node: "n1"}, hello{Node: "n3"})
+			}, "", "when every named node is there, prepared or not: waiting for n2"},
+			"two of one name": {&fakeEpoch{}, r, func(j *rejoin) {
+				j.nodes = names
+				j.ask = answering(hello{Node: "n1"}, hello{Node: "n2"}, hello{Node: "n3"}, hello{Node: "n2", Catalog: wire.ID{2}})
+			}, "", "two nodes go by the name n2"},
+			"made, and a node does not answer": {&fakeEpoch{origin: whole().origin}, r, func(j *rejoin) {
+				j.nodes, j.ask = names, answering(hello{Node: "n1"}, hello{Node: "n3"})
+			}, "", "waiting for n2"},
+			"emptied, and a node remembers it": {&fakeEpoch{origin: whole().origin}, r, func(j *rejoin) {
+				j.ask = answering(hello{Node: "n2", Cluster: r.Cluster, Epoch: 2, Cursor: 7})
+			}, "", "the node n2 has applied seq 7"},
+			"a node whose catalog was lost has followed it": {&fakeEpoch{}, r, func(j *rejoin) {
+				j.ask = answering(hello{Node: "n2", Followed: 2})
+			}, "", "the node n2 has followed the log of epoch 2"},
+			"followed, and the catalog lost since": {&fakeEpoch{}, nil, func(j *rejoin) {
+				j.self = hello{Node: "n1", Followed: 2}
+			}, "the log is gone: there is no stream, but this node has followed the log of epoch 2", ""},
 		} {
 			j, archived := rejoining(c.log, c.pending, old)
+			was := c.log.changes
 			var mu sync.Mutex
 			waits := ""
 			j.await = func(why string) { mu.Lock(); waits = why; mu.Unlock() }
@@ -254,6 +280,9 @@ func TestRejoinRefuses(t *testing.T) {
 			mu.Unlock()
 			cancel()
 			synctest.Wait()
+			if c.log.changes != was {
+				t.Errorf("%s: the log was changed", name)
+			}
 			if fence := <-done; !strings.Contains(fence, c.fence) || (fence == "") != (c.fence == "") || *archived != 0 {
 				t.Errorf("%s: fence %q, want %q; archived %d times", name, fence, c.fence, *archived)
 			}
@@ -261,7 +290,9 @@ func TestRejoinRefuses(t *testing.T) {
 	})
 }
 
-// A node that remembers more says so in the log, and every node that follows it fences.
+// A node that remembers more says so in the log, and every node that follows it fences: also one that was prepared for
+// another recovery.
+// Checked: with the other recovery as a contradiction of its own, only this node fenced and the log said nothing.
 func TestRejoinObjects(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeLog) {
 		r, old := planned(t, f, apply.Plan{Epoch: 2, Complete: true})
@@ -272,8 +303,9 @@ func TestRejoinObjects(t *testing.T) {
 		}
 		f.put(f.entry("n2", f.last(), reserveOp(10)))
 		more := f.machine(t, int(f.last()))
-		for range 2 { // the second time it stands there already
-			j, archived := rejoining(log, nil, more)
+		other, _ := planned(t, newFakeLog(), apply.Plan{Epoch: 2, RaiseBy: 9})
+		for _, pending := range []*recovery{other, nil} { // the second time it stands there already
+			j, archived := rejoining(log, pending, more)
 			_, fence, err := j.run(context.Background())
 			if err != nil || !strings.Contains(fence, "has carved orders up to 10, the recovery only up to 0") || *archived != 0 {
 				t.Fatalf("%q, %v, archived %d times", fence, err, *archived)

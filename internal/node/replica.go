@@ -37,7 +37,10 @@ type replicaEvents struct {
 	// advanced comes before applied, for each accepted advance: the id that it names.
 	advanced func(sequence string, to uint64)
 	checked  func(seq uint64, e *wire.Entry, op *wire.Op, agrees agreement)
-	differs  func(node string, cursor uint64) // node has another state than this one, at cursor
+
+	// forgotten is that a node's name was released.
+	forgotten func(node string)
+	differs   func(node string, cursor uint64) // node has another state than this one, at cursor
 }
 
 // agreement is what an entry's digest, its proposer's at the entry's cursor, says of the two states.
@@ -268,40 +271,6 @@ func (r *replica) fill(ctx context.Context, seq uint64) {
 
 var errHalted = errors.New("halted")
 
-// read applies what one answering replica has of the log, from the cursor on.
-func (r *replica) read(ctx context.Context) error {
-	tryCtx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	_, err := r.log.Read(tryCtx, max(r.Head().Cursor, r.first, 1), func(msg jetstream.Message) error {
-		r.apply(ctx, msg)
-		if r.halted {
-			return errHalted
-		}
-		return context.Cause(ctx)
-	})
-	var purged *jetstream.PurgedError
-	switch {
-	case errors.As(err, &purged):
-		r.stop(fmt.Sprintf("the log was purged: it begins at seq %d, this node has applied seq %d", purged.First, r.Head().Cursor))
-		return nil
-	case errors.Is(err, errHalted):
-		return nil
-	}
-	var gap *jetstream.GapError
-	if !errors.As(err, &gap) {
-		r.holes = 0
-		return err
-	}
-	// A leader that was deposed and does not know it yet lacks entries too, so one look is no proof.
-	if r.holes++; r.holes == maxHoles {
-		r.stop(fmt.Sprintf("the log lost entries: it holds seq %d and not seq %d", gap.Got, gap.Want))
-	}
-	return err
-}
-
-// maxHoles reads in a row, which takes fill more than 30 s, have to find a middle missing.
-const maxHoles = 40
-
 // apply folds one message in, and tells what became of it.
 func (r *replica) apply(ctx context.Context, msg jetstream.Message) {
 	if r.halted || !r.awaitResumed(ctx) {
@@ -353,6 +322,8 @@ func (r *replica) apply(ctx context.Context, msg jetstream.Message) {
 		case out.Ops[i].Reject != wire.Accepted:
 		case op.Kind == wire.KindCheck:
 			r.events.checked(msg.Seq, out.Entry, op, agrees)
+		case op.Kind == wire.KindForget:
+			r.events.forgotten(string(op.Name))
 		case op.Kind == wire.KindAdvance:
 			r.events.advanced(string(op.Name), op.Count)
 		}

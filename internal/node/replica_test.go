@@ -57,13 +57,14 @@ func (f *fakeLog) lone(t *testing.T, m *apply.Machine) *lone {
 	l := &lone{f: f, store: &fakeStore{}}
 	l.store.took = func(d apply.Delta) { l.note("store %d", d.Head.Cursor) }
 	l.replica = newReplica(m, apply.Head{}, f, l.store, replicaEvents{
-		fence:    func(reason string) { l.note("fence: %s", reason) },
-		stopped:  func() { l.note("stopped") },
-		halt:     func(err error) { l.note("halt: %v", err) },
-		advanced: func(name string, to uint64) { l.note("advanced %s to %d", name, to) },
-		applied:  func(id wire.EntryID, seq uint64, _ []byte, out []wire.Outcome) { l.note("applied %d", seq) },
-		checked:  func(seq uint64, _ *wire.Entry, op *wire.Op, a agreement) { l.note("checked %d", seq) },
-		differs:  func(node string, cursor uint64) { l.note("differs %s at %d", node, cursor) },
+		fence:     func(reason string) { l.note("fence: %s", reason) },
+		stopped:   func() { l.note("stopped") },
+		halt:      func(err error) { l.note("halt: %v", err) },
+		advanced:  func(name string, to uint64) { l.note("advanced %s to %d", name, to) },
+		applied:   func(id wire.EntryID, seq uint64, _ []byte, out []wire.Outcome) { l.note("applied %d", seq) },
+		forgotten: func(node string) { l.note("forgotten %s", node) },
+		checked:   func(seq uint64, _ *wire.Entry, op *wire.Op, a agreement) { l.note("checked %d", seq) },
+		differs:   func(node string, cursor uint64) { l.note("differs %s at %d", node, cursor) },
 	}, quiet)
 	f.with(func() { f.feeds["lone"] = l.Offer })
 	ctx, cancel := context.WithCancel(context.Background())
@@ -125,6 +126,101 @@ func TestReplicaFillsGapsFromTheCursor(t *testing.T) {
 		pass(time.Minute)
 		if len(l.told) != n {
 			t.Errorf("told %q after the fence", l.told[n:])
+		}
+	})
+}
+
+// A long log is read at one go; a read that brings nothing is given up, and tried again.
+// Checked: with 10 s for all of a read the first ended at seq 1; without the timer the second was not given up, without Reset the
+// third.
+func TestReplicaReadsALongLog(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeLog) {
+		for n := range uint64(4) {
+			f.put(f.entry("n2", 1, reserveOp(n+1)))
+		}
+		f.pace = 6 * time.Second
+		l := f.lone(t, apply.New())
+		l.Expect(5)
+		pass(31 * time.Second)
+		if at := l.Head().Cursor; at != 5 || len(f.reads) != 1 {
+			t.Errorf("applied seq %d of 5, reads from %v", at, f.reads)
+		}
+		l.end()
+		f.pace, f.reads = 11*time.Second, nil
+		l = f.lone(t, apply.New())
+		l.Expect(5)
+		pass(30 * time.Second)
+		if at := l.Head().Cursor; at != 0 || len(f.reads) < 2 {
+			t.Errorf("applied seq %d, reads from %v", at, f.reads)
+		}
+		l.end()
+		f.pace, f.reads = time.Second, nil
+		l = f.lone(t, apply.New())
+		l.Expect(5)
+		pass(time.Second)
+		f.with(func() { f.pace = 11 * time.Second }) // falls silent behind seq 2
+		pass(30 * time.Second)
+		if at := l.Head().Cursor; at != 2 || len(f.reads) < 2 {
+			t.Errorf("silent behind seq 2: applied seq %d, reads from %v", at, f.reads)
+		}
+		l.end()
+
+		// What this node takes itself is not the log's silence. Checked: without Stop the read was given up.
+		f.pace, f.reads = time.Second, nil
+		l = f.lone(t, apply.New())
+		l.Expect(5)
+		l.Pause()
+		pass(15 * time.Second)
+		l.Resume()
+		pass(5 * time.Second)
+		if at := l.Head().Cursor; at != 5 || len(f.reads) != 1 {
+			t.Errorf("after a pause: applied seq %d of 5, reads from %v", at, f.reads)
+		}
+	})
+}
+
+// A log that grows as fast as it is applied keeps the replica from nothing else for long.
+// Checked: without errEnough the read went on, and what was asked was not compared.
+func TestReplicaReadsAGrowingLog(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeLog) {
+		f.pace = time.Second
+		f.deaf = true
+		for range 3 {
+			f.put(f.entry("n2", 1, reserveOp(1)))
+		}
+		l := f.lone(t, apply.New())
+		pass(time.Second)
+		compared := false
+		l.Audit(func() { compared = true })
+		for range 60 {
+			l.Expect(f.put(f.entry("n2", 1, reserveOp(1)))) // as the watch does
+			pass(time.Second)
+			if len(f.reads) > 1 {
+				f.with(func() { f.pace = 0 }) // now it may catch up
+			}
+		}
+		if at := l.Head().Cursor; !compared || at != f.last() {
+			t.Errorf("compared: %v; applied seq %d of %d, reads from %v", compared, at, f.last(), f.reads)
+		}
+	})
+}
+
+// An audit that takes long ends where all that was applied has been compared, whatever the log is known to hold.
+// Checked: without the cursor in the goal it ended at seq 2, and took a rewritten log for whole.
+func TestReplicaAuditsAllThatItApplied(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeLog) {
+		for n := range uint64(4) {
+			f.put(f.entry("n2", 1, reserveOp(n+1)))
+		}
+		l := f.lone(t, apply.New())
+		other := f.entry("n2", 1, reserveOp(9))
+		f.with(func() { f.entries[4], f.pace = other, 6*time.Second })
+		compared := false
+		l.Audit(func() { compared = true })
+		pass(time.Minute)
+		l.has(t, "fence: the log was rewritten: at seq 5")
+		if compared {
+			t.Error("the log was taken for whole")
 		}
 	})
 }

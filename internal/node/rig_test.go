@@ -33,6 +33,7 @@ type fakeLog struct {
 	deaf    bool     // the feed brings nothing
 	feeds   map[string]func(jetstream.Message)
 	reads   []uint64            // where each Read began
+	pace    time.Duration       // how long each message of a Read takes
 	direct  map[uint64][][]byte // what GetDirect and Read give in place of an entry, one copy after the other
 	asked   func(seq uint64)    // called in each Get, without the lock
 	stale   []uint64            // last seqs that the next Identity answers give, as of a deposed leader
@@ -180,13 +181,20 @@ func (f *fakeLog) Read(ctx context.Context, from uint64, fn func(jetstream.Messa
 	f.with(func() { f.reads = append(f.reads, from) })
 	for seq := from; ; seq++ {
 		f.mu.Lock()
-		first, hole, last := f.id.FirstSeq, f.hole, uint64(len(f.entries))
+		first, hole, last, pace := f.id.FirstSeq, f.hole, uint64(len(f.entries)), f.pace
 		f.mu.Unlock()
 		if from < first {
 			return seq - 1, &jetstream.PurgedError{Want: from, First: first}
 		}
 		if seq == hole && last > hole {
 			return seq - 1, &jetstream.GapError{Want: hole, Got: hole + 1}
+		}
+		if pace > 0 {
+			select {
+			case <-ctx.Done():
+				return seq - 1, context.Cause(ctx)
+			case <-time.After(pace):
+			}
 		}
 		msg, err := f.GetDirect(ctx, seq)
 		if errors.Is(err, jetstream.ErrNoMessage) {
@@ -290,8 +298,11 @@ func (f *fakeLog) diverged(t *testing.T, n int, more byte) unitOption {
 
 func (f *fakeLog) machine(t *testing.T, n int) *apply.Machine {
 	t.Helper()
+	f.mu.Lock()
+	entries := slices.Clone(f.entries[:n]) // nodes that run already may append meanwhile
+	f.mu.Unlock()
 	m := apply.New()
-	for i, e := range f.entries[:n] {
+	for i, e := range entries {
 		if _, _, err := m.Apply(uint64(i+1), slices.Clone(e)); err != nil {
 			t.Fatal(err)
 		}
@@ -330,8 +341,9 @@ func (f *fakeLog) start(t *testing.T, name string, opts ...unitOption) *unit {
 			}
 			u.prop.Applied(id, seq, data, outcomes)
 		},
-		checked: func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { u.checker.Observe(seq, e, op, a) },
-		differs: func(node string, cursor uint64) { u.checker.Differs(node, cursor) },
+		checked:   func(seq uint64, e *wire.Entry, op *wire.Op, a agreement) { u.checker.Observe(seq, e, op, a) },
+		forgotten: func(node string) { u.checker.Forgotten(node) },
+		differs:   func(node string, cursor uint64) { u.checker.Differs(node, cursor) },
 	}, quiet)
 	u.checker = newChecker(name, cfg.Header.ID.Incarnation, o.catalog, o.witness, f, u.replica, u.prop, u.guard, quiet)
 	f.with(func() { f.feeds[name] = u.replica.Offer })
@@ -371,7 +383,7 @@ func (u *unit) Append(tag uint64, id string, data []byte) error {
 	}
 	u.f.mu.Unlock()
 	u.prop.Acked(tag, seq, duplicate, nil)
-	u.checker.Stored()
+	u.checker.Stored(seq)
 	u.replica.Expect(seq)
 	return nil
 }
