@@ -57,7 +57,7 @@ func run(ctx context.Context, cfg Config, rep *Report) error {
 		return err
 	}
 	binary := filepath.Join(cfg.Dir, "allocnode")
-	err := lab.BuildNode(ctx, cfg.Root, cfg.Dir, binary, false)
+	err := lab.BuildNode(ctx, cfg.Root, cfg.Dir, binary, cfg.Tags, false)
 	if err != nil {
 		return err
 	}
@@ -99,7 +99,11 @@ func campaign(ctx context.Context, cfg Config, binary string, rep *Report) (err 
 	if err != nil {
 		return err
 	}
+	judged := false
 	defer func() {
+		if !judged {
+			rep.Violations = append(rep.Violations, r.salvage()...)
+		}
 		err = errors.Join(err, r.close())
 		if err == nil && len(rep.Violations) == 0 && len(rep.Harness) == 0 {
 			err = r.removeImages()
@@ -116,7 +120,7 @@ func campaign(ctx context.Context, cfg Config, binary string, rep *Report) (err 
 	if err := hold(ctx, 2*time.Second); err != nil { // pools and caches fill before the baseline is taken
 		return err
 	}
-	if err := r.samples(); err != nil {
+	if err := r.samples(ctx, "baseline"); err != nil {
 		return err
 	}
 	watchCtx, stop := context.WithCancel(ctx)
@@ -172,12 +176,16 @@ func campaign(ctx context.Context, cfg Config, binary string, rep *Report) (err 
 	if err != nil {
 		return err
 	}
+	judged = true
 	found, err := r.judge(e, healed)
 	for _, v := range found {
 		rep.Violations = append(rep.Violations, v.String())
 	}
 	for _, seq := range r.holes {
 		rep.Notes = append(rep.Notes, fmt.Sprintf("a replica of the log no longer has the message at seq %d, another has it", seq))
+	}
+	for _, line := range e.dropped {
+		rep.Notes = append(rep.Notes, "a catalog was no state, and was made anew from the log: "+line)
 	}
 	rep.LeaderChanges = int(elections.Load())
 	rep.measure(e)

@@ -3,6 +3,7 @@
 package chaos
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -138,6 +139,22 @@ func TestUnharmed(t *testing.T) {
 	got := unharmed("INF ready\nERR kv: state dropped, to be rebuilt from the log reason=\"table 000001.sst: panic: nil\"\n" + crash)
 	if got != "INF ready\n"+crash {
 		t.Errorf("got %q", got)
+	}
+}
+
+// TestReportNamesNoDirectory: what is published of a run must not name the machine's paths. Checked: without plain it failed.
+func TestReportNamesNoDirectory(t *testing.T) {
+	cfg := DefaultConfig()
+	cfg.Dir = "/somewhere/allocnode-chaos-1"
+	r := newReport(cfg)
+	text := func(what string) string { return what + ": " + cfg.Dir + "/campaign/n1/disk" }
+	r.Control, r.Scripts = text("control"), []ScriptReport{{Name: "s", Text: text("script")}}
+	r.Violations, r.Harness, r.Notes = []string{text("violation")}, []string{text("harness")}, []string{text("note")}
+	r.Unproved = []string{text("unproved")}
+	r.finish()
+	b, err := json.Marshal(r)
+	if err != nil || strings.Contains(string(b), cfg.Dir) || !strings.Contains(string(b), "script: campaign/n1/disk") {
+		t.Errorf("error %v, report %s", err, b)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 type Config struct {
 	Root string // the module's directory
 	Dir  string // of the run: history, logs, images, report; it must exist and be empty
+	Tags string // of go build for the nodes, separated by commas: a mutant's, which the run must not pass
 	Self string // this program, which has the commands client and observe
 
 	Nodes   int           // 3 or 5

@@ -25,7 +25,7 @@ const controlBound = 30 * time.Second
 func control(ctx context.Context, cfg Config) (flagged string, err error) {
 	cfg.Nodes = 3
 	binary := filepath.Join(cfg.Dir, "allocnode-unsynced")
-	if err := lab.BuildNode(ctx, cfg.Root, cfg.Dir, binary, true); err != nil {
+	if err := lab.BuildNode(ctx, cfg.Root, cfg.Dir, binary, cfg.Tags, true); err != nil {
 		return "", err
 	}
 	r, err := newRig(ctx, cfg, "control", binary, 0)

@@ -114,11 +114,12 @@ type evidence struct {
 	log      *history.Log
 	replicas []history.Replica
 	output   map[string]string // by node
+	dropped  []string          // lines in which a node says that it dropped its state
 }
 
 // collect ends the nodes and gathers the evidence. The clients have ended.
 func (r *rig) collect(ctx context.Context) (*evidence, error) {
-	if err := r.samples(); err != nil {
+	if err := r.samples(ctx, "end"); err != nil {
 		return nil, err
 	}
 	e := &evidence{output: map[string]string{}}
@@ -156,39 +157,79 @@ func (r *rig) collect(ctx context.Context) (*evidence, error) {
 			return nil, fmt.Errorf("read the output of %s: %w", n.Name, err)
 		}
 		e.output[n.Name] = unharmed(string(b))
+		for line := range strings.Lines(string(b)) {
+			if strings.Contains(line, stateDropped) {
+				e.dropped = append(e.dropped, n.Name+": "+strings.TrimSpace(line))
+			}
+		}
 	}
 	var err error
 	e.history, err = history.ReadFile(r.file)
 	return e, err
 }
 
+// stateDropped is what a node says whose catalog is no state: after damage that is as it must be, after a kill it is not.
+const stateDropped = "kv: state dropped"
+
 // unharmed is output without the lines in which a node says that it opened a damaged table, where badger panics: kv catches
 // that, drops the state, and tells the reason.
 func unharmed(output string) string {
 	var b strings.Builder
 	for line := range strings.Lines(output) {
-		if !strings.Contains(line, "kv: state dropped") {
+		if !strings.Contains(line, stateDropped) {
 			b.WriteString(line)
 		}
 	}
 	return b.String()
 }
 
-// samples notes what each node's process holds.
-func (r *rig) samples() error {
+// samples notes what each node's process holds, and keeps where its goroutines are under a name, for whom they are too many.
+func (r *rig) samples(ctx context.Context, name string) error {
 	for _, n := range r.lab.Nodes {
 		u, err := n.Usage()
 		if err != nil {
 			return err
 		}
+		goroutines, profile := 0, []byte(nil)
+		err = until(ctx, gateBound, "goroutines are counted", func() (err error) {
+			goroutines, profile, err = r.obs.Goroutines(n.Name)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(r.dir, n.Name, "goroutines-"+name), profile, 0o600); err != nil {
+			return err
+		}
 		err = r.hist.Write(history.Record{
-			Kind: history.KindSample, Node: n.Name, Goroutines: uint64(u.Threads), FDs: uint64(u.Descriptors), RSS: uint64(u.RSS),
+			Kind: history.KindSample, Node: n.Name, Goroutines: uint64(goroutines), FDs: uint64(u.Descriptors), RSS: uint64(u.RSS),
+			Text: fmt.Sprintf("%d threads", u.Threads),
 		})
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// salvage is what can be said of a run that did not come to its end: what clients were told, without the log, and who crashed.
+// Checked: without it a mutant whose nodes panicked within a second was inconclusive.
+func (r *rig) salvage() (found []string) {
+	var nodes []string
+	output := map[string]string{}
+	for _, n := range r.lab.Nodes {
+		if b, err := os.ReadFile(n.Log()); err == nil {
+			nodes, output[n.Name] = append(nodes, n.Name), unharmed(string(b))
+		}
+	}
+	violations := history.Crashes(nodes, output)
+	if h, err := history.ReadFile(r.file); err == nil {
+		violations = append(violations, history.Unique(h)...)
+	}
+	for _, v := range violations {
+		found = append(found, v.String())
+	}
+	return found
 }
 
 // judge runs every checker. healed is when the last fault was over; 0 leaves liveness out.

@@ -28,7 +28,7 @@ type kind struct {
 }
 
 // kinds is all that a window may hold. Each leaves what can be recovered: after healing all nodes serve again.
-var kinds = concat(processKinds, networkKinds, powerKinds, diskKinds, resourceKinds, dataKinds)
+var kinds = concat(processKinds, networkKinds, powerKinds, diskKinds, resourceKinds, dataKinds, logKinds)
 
 func concat(lists ...[]kind) (all []kind) {
 	for _, l := range lists {
@@ -194,19 +194,26 @@ func planLeaderFlap(ctx context.Context, r *rig, rnd *rand.Rand) (*fault, error)
 	if err != nil {
 		return nil, err
 	}
-	b := r.others(a)[rnd.IntN(len(r.lab.Nodes)-1)]
-	return &fault{target: a.Name + "," + b.Name, heal: nothing, begin: func(ctx context.Context) (string, error) {
+	var followers []string
+	if err := until(ctx, gateBound, "a follower of the log is current", func() (err error) {
+		followers, err = r.obs.StreamFollowers()
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	b := followers[rnd.IntN(len(followers))]
+	return &fault{target: a.Name + "," + b, heal: nothing, begin: func(ctx context.Context) (string, error) {
 		changes := 0
 		for range 3 {
-			for _, n := range []*lab.Node{b, a} {
-				err := until(ctx, gateBound, "the leader moves to "+n.Name, func() error {
-					if now, _, err := r.obs.StreamLeader(); err != nil || now == n.Name {
+			for _, to := range []string{b, a.Name} {
+				err := until(ctx, gateBound, "the leader moves to "+to, func() error {
+					if now, _, err := r.obs.StreamLeader(); err != nil || now == to {
 						return err
 					}
-					if err := r.obs.StepDown(n.Name); err != nil {
+					if err := r.obs.StepDown(to); err != nil {
 						return err
 					}
-					return fmt.Errorf("it is not %s yet", n.Name)
+					return fmt.Errorf("it is not %s yet", to)
 				})
 				if err != nil {
 					return "", err

@@ -64,16 +64,25 @@ var dataKinds = []kind{
 		plan: func(_ context.Context, r *rig, rnd *rand.Rand) (*fault, error) {
 			n := r.some(rnd)
 			backup := filepath.Join(r.dir, n.Name+".backup")
+			var saved, before uint64 // cursors
 			return &fault{
 				target: n.Name,
 				begin: func(ctx context.Context) (string, error) {
 					if err := n.Stop(); err != nil {
 						return "", err
 					}
-					return "", errors.Join(n.Disk.Save(ctx, backup), n.Start())
+					rep, err := r.copyOfCatalog(n)
+					saved = rep.Cursor
+					return "", errors.Join(err, n.Disk.Save(ctx, backup), n.Start())
 				},
 				heal: func(ctx context.Context) (string, error) {
-					all, err := r.statuses()
+					err := until(ctx, gateBound, n.Name+" has applied more than its backup holds", func() error {
+						all, err := r.statuses()
+						if before = all[n.Name].Cursor; err == nil && before <= saved {
+							err = fmt.Errorf("it says seq %d, saved was %d", before, saved)
+						}
+						return err
+					})
 					if err != nil {
 						return "", err
 					}
@@ -84,13 +93,13 @@ var dataKinds = []kind{
 						return "", err
 					}
 					then, err := r.catalog(n)
-					if err == nil && then.Cursor >= all[n.Name].Cursor {
-						err = fmt.Errorf("old backup of %s: its cursor is %d, not below %d", n.Name, then.Cursor, all[n.Name].Cursor)
+					if err == nil && then.Cursor >= before {
+						err = fmt.Errorf("old backup of %s: its cursor is %d, not below %d", n.Name, then.Cursor, before)
 					}
 					if err != nil {
 						return "", err
 					}
-					return fmt.Sprintf("%s was at seq %d, and was put back to %d", n.Name, all[n.Name].Cursor, then.Cursor), n.Start()
+					return fmt.Sprintf("%s was at seq %d, and was put back to %d", n.Name, before, then.Cursor), n.Start()
 				},
 			}, nil
 		},
@@ -147,6 +156,19 @@ func (r *rig) forget(ctx context.Context, n *lab.Node) error {
 		}
 		return err
 	})
+}
+
+// unfence lifts the fence that a stopped node has stored, as an operator may once the copy of it has ended. Where none is
+// stored there is nothing to say.
+func (r *rig) unfence(ctx context.Context, n *lab.Node) (lifted string, err error) {
+	_, err = n.Command(ctx, "recover", "unfence", "--i-know", "the reason is gone")
+	switch {
+	case err == nil:
+		return "; the fence that it had stored was lifted", nil
+	case strings.Contains(err.Error(), n.Name+" is not fenced"):
+		return "", nil
+	}
+	return "", err
 }
 
 // planDamage damages one file of a stopped node. What comes of it is the node's to find out: it serves again, or it refuses
@@ -225,7 +247,7 @@ func pickFile(dir string, rnd *rand.Rand) (string, error) {
 }
 
 // planTwin runs a second node under n's name, beside it. Only one of the two may serve, and each message that the twin
-// gets says so; afterwards n must be well, if need be by a restart.
+// gets says so; afterwards n must be well, if need be by a restart, and by an operator who lifts the fence that it stored.
 func planTwin(r *rig, n, twin *lab.Node, prepare func(context.Context) error) *fault {
 	var twinMark, mark int64
 	return &fault{
@@ -240,7 +262,7 @@ func planTwin(r *rig, n, twin *lab.Node, prepare func(context.Context) error) *f
 			twinMark, mark = logMark(twin), logMark(n)
 			return "", twin.Start()
 		},
-		heal: func(context.Context) (string, error) {
+		heal: func(ctx context.Context) (string, error) {
 			var said []string
 			for _, m := range []struct {
 				node *lab.Node
@@ -264,11 +286,15 @@ func planTwin(r *rig, n, twin *lab.Node, prepare func(context.Context) error) *f
 				return "", fmt.Errorf("two nodes named %s: neither says so (%s)", n.Name, end)
 			}
 			if n.Running() {
-				if _, err := n.Kill(); err != nil { // a fence stays for as long as the process
+				if _, err := n.Kill(); err != nil {
 					return "", err
 				}
 			}
-			return strings.Join(append(said, end), "; "), n.Start()
+			lifted, err := r.unfence(ctx, n)
+			if err != nil {
+				return "", err
+			}
+			return strings.Join(append(said, end+lifted), "; "), n.Start()
 		},
 	}
 }

@@ -80,7 +80,8 @@ type Report struct {
 	Seed    uint64   `json:"seed"`
 	Nodes   int      `json:"nodes"`
 
-	NATSServer string `json:"nats_server"` // version that the nodes are built with
+	NATSServer string `json:"nats_server"`    // version that the nodes are built with
+	Tags       string `json:"tags,omitempty"` // build tags of the nodes: a mutant
 
 	Took float64 `json:"seconds"`
 
@@ -89,6 +90,8 @@ type Report struct {
 	Issued        uint64                  `json:"issued"` // ids
 	Gaps          uint64                  `json:"gaps"`   // ids that were carved and that nobody was told of
 	Entries       uint64                  `json:"entries"`
+	Copies        int                     `json:"copies"`  // entries that stood in the log before
+	Skipped       int                     `json:"skipped"` // messages of the log that are no entries
 	LeaderChanges int                     `json:"leader_changes"`
 	Kinds         map[string]*KindReport  `json:"kinds,omitempty"`
 	Scripts       []ScriptReport          `json:"scripts,omitempty"`
@@ -106,7 +109,7 @@ type Report struct {
 }
 
 func newReport(cfg Config) *Report {
-	return &Report{Seed: cfg.Seed, Nodes: cfg.Nodes, Kinds: map[string]*KindReport{}, cfg: cfg, begin: time.Now()}
+	return &Report{Seed: cfg.Seed, Tags: cfg.Tags, Nodes: cfg.Nodes, Kinds: map[string]*KindReport{}, cfg: cfg, begin: time.Now()}
 }
 
 func (r *Report) kind(name string) *KindReport {
@@ -128,6 +131,7 @@ func (r *Report) measure(e *evidence) {
 		r.Actions[string(a)] = ActionReport(c)
 	}
 	r.Acked, r.Issued, r.Gaps, r.Entries = t.Acked, t.Issued, t.Gaps, e.log.Last
+	r.Copies, r.Skipped = e.log.Copies, e.log.Skipped
 	for _, f := range e.history.Faults {
 		k := r.kind(f.Kind)
 		k.Faults++
@@ -156,9 +160,27 @@ func (r *Report) measure(e *evidence) {
 	}
 }
 
+// plain takes the run's directory off the paths in a text: a report may be published, and that is no place for names of the
+// machine that made it.
+func (r *Report) plain(text string) string {
+	if r.cfg.Dir == "" {
+		return text
+	}
+	return strings.ReplaceAll(text, r.cfg.Dir+"/", "")
+}
+
 // finish makes the verdict.
 func (r *Report) finish() {
 	r.Took = time.Since(r.begin).Seconds()
+	r.Control = r.plain(r.Control)
+	for i := range r.Scripts {
+		r.Scripts[i].Text = r.plain(r.Scripts[i].Text)
+	}
+	for _, list := range [][]string{r.Violations, r.Unproved, r.Harness, r.Notes} {
+		for i := range list {
+			list[i] = r.plain(list[i])
+		}
+	}
 	violated := len(r.Violations) > 0
 	r.Why = append(r.Why, r.Violations...)
 	for _, s := range r.Scripts {
@@ -239,10 +261,17 @@ func (r *Report) Table(to io.Writer) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(to, "\nseed %d, %d nodes, nats-server %s, %.0f s: %d reservations acknowledged, %d ids issued, %d lost to gaps, %d entries, "+
-		"%d changes of leader\npositive control: %s\n%s\n", r.Seed, r.Nodes, r.NATSServer, r.Took, r.Acked, r.Issued, r.Gaps, r.Entries,
+	_, err := fmt.Fprintf(to, "\nseed %d, %d nodes%s, nats-server %s, %.0f s: %d reservations acknowledged, %d ids issued, %d lost to gaps, %d entries (%d copies, %d no entries), "+
+		"%d changes of leader\npositive control: %s\n%s\n", r.Seed, r.Nodes, tagged(r.Tags), r.NATSServer, r.Took, r.Acked, r.Issued, r.Gaps, r.Entries, r.Copies, r.Skipped,
 		r.LeaderChanges, cmpOr(r.Control, "not flagged"), strings.Join(append([]string{strings.ToUpper(string(r.Verdict))}, r.Why...), "\n  "))
 	return err
+}
+
+func tagged(tags string) string {
+	if tags == "" {
+		return ""
+	}
+	return " built with " + tags
 }
 
 func cmpOr(a, b string) string {

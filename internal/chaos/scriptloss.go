@@ -17,12 +17,7 @@ import (
 // lossScripts take away what a quorum had acknowledged.
 var lossScripts = []script{
 	{"wal-cut-beside-lagging", playLostTail(func(path string, size, _ int64) error { return os.Truncate(path, size) })},
-	{"wal-flipped-beside-lagging", playLostTail(func(path string, size, now int64) error {
-		if size == now {
-			return nil
-		}
-		return flip(path, size+min(40, (now-size)/2))
-	})},
+	{"wal-flipped-beside-lagging", playLostTail(flipBehind)},
 	{"wiped-beside-lagging", playWipedBesideLagging},
 	{"two-rolled-back", playTwoRolledBack},
 	{"stream-deleted", playStream("$JS.API.STREAM.DELETE.", false)},
@@ -48,97 +43,14 @@ func flip(path string, at int64) error {
 	return err
 }
 
-// walFiles is the size of each file of the log's raft WAL on a node.
-func walFiles(n *lab.Node) (map[string]int64, error) {
-	files, err := filepath.Glob(filepath.Join(n.DataDir(), "jetstream", "$SYS", "_js_", "S-*", "msgs", "*.blk"))
-	if err != nil || len(files) == 0 {
-		return nil, fmt.Errorf("raft WAL of %s: %d files, %w", n.Name, len(files), err)
-	}
-	sizes := map[string]int64{}
-	for _, f := range files {
-		info, err := os.Stat(f)
-		if err != nil {
-			return nil, err
-		}
-		sizes[f] = info.Size()
-	}
-	return sizes, nil
-}
-
-// lag lets 100 reservations go by a node that is stopped, and returns it, the next one, and the third. All have ended then.
-func lag(ctx context.Context, r *rig, b *book) (behind, next, third *lab.Node, wal map[string]int64, err error) {
-	if err := r.startNodes(ctx); err != nil {
-		return nil, nil, nil, nil, err
-	}
-	if err := b.take(ctx, 20); err != nil {
-		return nil, nil, nil, nil, err
-	}
-	third, err = r.leader(ctx)
-	if err != nil {
-		return nil, nil, nil, nil, err
-	}
-	behind, next = r.others(third)[0], r.others(third)[1]
-	if err := behind.Stop(); err != nil {
-		return nil, nil, nil, nil, err
-	}
-	if wal, err = walFiles(next); err != nil {
-		return nil, nil, nil, nil, err
-	}
-	if err := b.take(ctx, 100); err != nil {
-		return nil, nil, nil, nil, err
-	}
-	return behind, next, third, wal, killAll(next, third)
-}
-
-// playLostTail is the execution in which the log really is lost: one node is behind by 100 entries, the next one's WAL loses
-// its end, the third is down. A bare nats-server then writes the same seqs anew, and the third's copy is overwritten.
-func playLostTail(damage func(path string, size, now int64) error) func(context.Context, *rig) (string, error) {
-	return func(ctx context.Context, r *rig) (string, error) {
-		b := &book{r: r}
-		behind, next, third, wal, err := lag(ctx, r, b)
-		if err != nil {
-			return "", err
-		}
-		now, err := walFiles(next)
-		if err != nil {
-			return "", err
-		}
-		lost := int64(0)
-		for path, size := range now {
-			lost += size - wal[path]
-			if err := damage(path, wal[path], size); err != nil {
-				return "", err
-			}
-		}
-		if lost <= 0 {
-			return "", fmt.Errorf("the WAL of %s had not grown", next.Name)
-		}
-		if err := startAll(behind, next); err != nil {
-			return "", err
-		}
-		if err := r.silent(ctx, "after the loss", 12*time.Second); err != nil {
-			return "", err
-		}
-		if err := third.Start(); err != nil {
-			return "", err
-		}
-		// That a log that lost its end is whole again, since the third was elected in time, would be as good.
-		seen, err := r.fenced(ctx, r.lab.Nodes...)
-		if err != nil {
-			return "", err
-		}
-		return fmt.Sprintf("damage in %d bytes of WAL of %s; nobody answered; %s", lost, next.Name, seen),
-			r.silent(ctx, "when fenced", 2*time.Second)
-	}
-}
-
 // playWipedBesideLagging is the same with the whole disk gone: an empty node has no vote, so the others wait for the third.
 func playWipedBesideLagging(ctx context.Context, r *rig) (string, error) {
 	b := &book{r: r}
-	behind, next, third, _, err := lag(ctx, r, b)
+	l, err := lag(ctx, r, b)
 	if err != nil {
 		return "", err
 	}
+	behind, next, third := l.behind, l.next, l.third
 	if err := errors.Join(next.Disk.Wipe(ctx), startAll(behind, next)); err != nil {
 		return "", err
 	}
@@ -443,8 +355,8 @@ func playBlockFlipped(ctx context.Context, r *rig) (string, error) {
 		return "", err
 	}
 	for _, s := range all {
-		if s.Digest != log.Digests[s.Cursor-1] {
-			return "", fmt.Errorf("%s has digest %s at %d, the reference %s", s.Name, s.Digest, s.Cursor, log.Digests[s.Cursor-1])
+		if s.Digest != log.Digest(s.Cursor) {
+			return "", fmt.Errorf("%s has digest %s at %d, the reference %s", s.Name, s.Digest, s.Cursor, log.Digest(s.Cursor))
 		}
 	}
 	return fmt.Sprintf("%s leads and lacks %v; all serve with the reference's digest at %d", broken.Name, lacks, last), nil

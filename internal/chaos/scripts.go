@@ -23,7 +23,7 @@ type script struct {
 
 // scripts is all of them: the losses that were once brought about on a bare nats-server, and those beyond what can be
 // recovered, which must end fenced.
-var scripts = concatScripts(lossScripts, strangerScripts)
+var scripts = concatScripts(lossScripts, recoveryScripts, strangerScripts)
 
 func concatScripts(lists ...[]script) (all []script) {
 	for _, l := range lists {
@@ -75,6 +75,7 @@ type answer struct {
 type book struct {
 	r   *rig
 	end uint64 // the largest end of a range so far
+	seq uint64 // of the entry that gave it
 	n   int
 }
 
@@ -111,7 +112,7 @@ func (b *book) take(ctx context.Context, n int) error {
 		if a.Start < max(b.end, 1) {
 			return fmt.Errorf("ids issued twice: %s got [%d, %d), and ids up to %d had been issued", key, a.Start, a.End, b.end-1)
 		}
-		b.end = a.End
+		b.end, b.seq = a.End, a.Seq
 	}
 	return nil
 }

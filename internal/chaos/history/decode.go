@@ -1,6 +1,7 @@
 package history
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -29,18 +30,27 @@ type op struct {
 	n        uint64
 	partial  bool
 	key      string // with its scope; "" without one
+	hash     string // of the key within its scope, as a recovered state has it
 	since    uint64
 	settings settings
 	given    byte
 	catalog  string
 	verdict  byte
 	genesis  genesis
+	data     []byte // of a restore: a part of a recovered state
 }
 
 type genesis struct {
+	epoch                               uint64
 	nodes                               []string
 	keyWindow, entryWindow, maxSequence uint64
 	halt                                bool
+
+	// Of an epoch above 1, which begins with what was recovered of the one before.
+	first    uint64 // seq of the genesis; 1 in the first epoch
+	keyFloor uint64
+	floor    uint64   // the least hwm of sequences that the parts do not name
+	parts    []string // hashes of the parts
 }
 
 // The operations.
@@ -54,6 +64,7 @@ const (
 	opCheck
 	opForget
 	opActivate
+	opRestore
 )
 
 // cut takes fields off the front of bytes; short is set when they ended too early.
@@ -128,21 +139,26 @@ func decodeOp(c *cut) (o op, known bool) {
 	o.kind = c.byte()
 	switch o.kind {
 	case opGenesis:
-		c.num() // epoch
+		o.genesis.epoch, o.genesis.first = c.num(), 1
 		c.num() // created
 		for range min(c.num(), 64) {
 			o.genesis.nodes = append(o.genesis.nodes, c.text())
 		}
 		o.genesis.keyWindow, o.genesis.entryWindow, o.genesis.maxSequence = c.num(), c.num(), c.num()
-		o.genesis.halt = c.byte() != 0
+		flags := c.byte()
+		o.genesis.halt = flags&1 != 0
+		if flags&2 != 0 {
+			return o, c.recovery(&o.genesis)
+		}
 	case opReserve:
 		flags := c.byte()
 		o.name, o.n, o.partial = c.text(), c.num(), flags&1 != 0
 		if flags&2 != 0 {
 			key := c.text()
-			o.key = keyScope(o.name, key)
+			o.key, o.hash = keyScope(o.name, key), keyHash(0, uint64(len(o.name)), o.name+key)
 			if flags&4 != 0 {
-				o.key = fmt.Sprintf("item %d of list %s", c.num(), key)
+				item := c.num()
+				o.key, o.hash = fmt.Sprintf("item %d of list %s", item, key), keyHash(1, item, key)
 			}
 		}
 		if flags&8 != 0 {
@@ -162,6 +178,8 @@ func decodeOp(c *cut) (o op, known bool) {
 		c.text() // reason
 	case opActivate:
 		o.n = c.num()
+	case opRestore:
+		o.n, o.data = c.num(), []byte(c.text())
 	default:
 		return o, false
 	}
@@ -170,3 +188,9 @@ func decodeOp(c *cut) (o op, known bool) {
 
 // keyScope names a key within its sequence.
 func keyScope(sequence, key string) string { return fmt.Sprintf("key %s of %s", key, sequence) }
+
+// keyHash is a key in the window's records: a kind, a number, and text, hashed and cut to 128 bits.
+func keyHash(kind byte, n uint64, text string) string {
+	sum := sha256.Sum256(append(binary.AppendUvarint([]byte{kind}, n), text...))
+	return string(sum[:16])
+}

@@ -13,12 +13,13 @@
 //     the reference's high-water marks: no gap was applied.
 //   - [Liveness]: after the last healing, operations succeed within a bound.
 //   - [Hygiene]: no panic; goroutines, descriptors and memory go back to the baseline.
+//   - [Join]: a recovery begins above everything that the lost log had carved, and the checkers judge both logs as one.
 //
 // Unique and Order together are linearizability of the log's reservations: a carve tells its place in the order, so the order
 // need not be searched for, as a general checker would; see [Order].
 //
 // [Fold] is the reference: it decodes the log's bytes from the layout and shares no code with the product, so that a fault of
-// the decoder or of the state machine is not checked against itself.
+// the decoder or of the state machine is not checked against itself. It reads the log of a recovery as well.
 //
 // # Invariants
 //

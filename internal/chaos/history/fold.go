@@ -32,14 +32,19 @@ type Result struct {
 // Log is what a whole log means, by the reference.
 type Log struct {
 	Cluster  string            // 32 hexadecimal digits
+	Epoch    uint64            // 1, and one more after each recovery
+	First    uint64            // seq at which it begins: 1 in the first epoch; 0 counts as 1
 	Last     uint64            // seq
 	HWM      map[string]uint64 // of every sequence
 	Results  []Result          // in the order of the log
-	Digests  []string          // after each seq, in 32 hexadecimal digits; Digests[0] is that of seq 1
+	Digests  []string          // after each seq, in 32 hexadecimal digits; Digests[0] is that of First
+	Floors   map[string]uint64 // hwms that a recovered log begins with; nil in the first epoch
 	KeyFloor uint64            // a key with a since below it may be refused as expired
 	Skipped  int               // messages that are not entries
 	Copies   int               // entries that were there before
 	Fence    string            // what in the log proves that it is not whole; empty: nothing
+
+	before *Log // of the epoch before, see [Join]
 }
 
 // rejections, as they enter the digest.
@@ -58,6 +63,8 @@ const (
 	refLevel      = 12
 	refGenesis    = 13
 	refName       = 14
+	refRestoring  = 15
+	refRestore    = 16
 )
 
 var goodName = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
@@ -94,13 +101,16 @@ type reference struct {
 	genesis   genesis
 	counters  map[string]*counter
 	members   map[string]member
-	keys      map[string]kept
-	keyOrder  []string // of keys, as they were added
+	keys      map[string]kept // by hash
+	keyOrder  []string        // of keys, as they were added
+	names     []string        // of the sequences of a recovered state, by their ids
+	restored  uint64          // parts that were taken
 	entries   map[string]uint64
 	lastKeyed uint64 // entry that added the last key
 }
 
-// Fold reads a whole log, from seq 1 to its end without a gap, and says what it means. It shares no code with the product.
+// Fold reads a whole log, from its first seq to its end without a gap, and says what it means: 1 in the first epoch, what the
+// genesis says in one that a recovery began. It shares no code with the product.
 // What it cannot understand (a gap, a checksum, a level or operation of another build) is an error: there is no verdict then.
 func Fold(messages []Message) (*Log, error) {
 	f := &reference{
@@ -109,8 +119,8 @@ func Fold(messages []Message) (*Log, error) {
 	}
 	var digest [16]byte
 	for i, m := range messages {
-		if m.Seq != uint64(i)+1 {
-			return nil, fmt.Errorf("fold log: seq %d stands where %d is next", m.Seq, i+1)
+		if i > 0 && m.Seq != messages[i-1].Seq+1 {
+			return nil, fmt.Errorf("fold log: seq %d stands where %d is next", m.Seq, messages[i-1].Seq+1)
 		}
 		flags, outcomes, err := f.entry(m)
 		if err != nil {
@@ -119,7 +129,12 @@ func Fold(messages []Message) (*Log, error) {
 		digest = next(digest, m, flags, outcomes)
 		f.log.Digests = append(f.log.Digests, hex.EncodeToString(digest[:]))
 	}
-	f.log.Last = uint64(len(messages))
+	if n := len(messages); n > 0 {
+		f.log.Last = messages[n-1].Seq
+	}
+	if f.restoring() {
+		return nil, fmt.Errorf("fold log: %d of %d parts of the recovered state", f.restored, len(f.genesis.parts))
+	}
 	for name, c := range f.counters {
 		f.log.HWM[name] = c.hwm
 	}
@@ -151,18 +166,22 @@ func (f *reference) entry(m Message) (flags byte, outcomes []outcome, err error)
 	switch {
 	case err != nil:
 		return 0, nil, err
-	case m.Seq == 1:
+	case f.log.First == 0:
 		if !ours || len(e.ops) != 1 || e.ops[0].kind != opGenesis {
 			return 0, nil, fmt.Errorf("no genesis")
 		}
-		f.genesis, f.log.Cluster, f.entries[e.id] = e.ops[0].genesis, e.cluster, 1
+		if g := e.ops[0].genesis; m.Seq != g.first {
+			return 0, nil, fmt.Errorf("seq %d stands where %d is next", m.Seq, g.first)
+		}
+		f.genesis, f.log.Cluster, f.entries[e.id] = e.ops[0].genesis, e.cluster, m.Seq
+		f.log.First, f.log.Epoch, f.log.KeyFloor = m.Seq, f.genesis.epoch, f.genesis.keyFloor
 		return 0, make([]outcome, 1), nil
 	case !ours:
 		f.log.Skipped++
 		return 1, nil, nil
 	}
-	first := uint64(1) // seq of the oldest entry that is remembered
-	if m.Seq > f.genesis.entryWindow {
+	first := f.log.First // seq of the oldest entry that is remembered
+	if m.Seq-first > f.genesis.entryWindow {
 		first = m.Seq - f.genesis.entryWindow
 	}
 	before, seen := f.entries[e.id]
@@ -231,14 +250,19 @@ func (f *reference) evict(seq uint64) {
 		for _, k := range f.keyOrder[:n] {
 			delete(f.keys, k)
 		}
-		f.keyOrder, f.log.KeyFloor = f.keyOrder[n:], oldest
+		f.keyOrder, f.log.KeyFloor = f.keyOrder[n:], max(f.log.KeyFloor, oldest)
 	}
 }
 
 func (f *reference) op(seq uint64, e *entry, o *op, flags *byte) (outcome, error) {
+	if f.restoring() && o.kind != opRestore {
+		return outcome{refused: refRestoring}, nil
+	}
 	switch o.kind {
 	case opReserve, opAdvance:
 		return f.carve(seq, e, o), nil
+	case opRestore:
+		return f.restore(e, o)
 	case opCreate:
 		return f.create(o), nil
 	case opResume:
@@ -288,12 +312,17 @@ func (f *reference) fresh(name string) outcome {
 	return outcome{}
 }
 
+// counter is a new one. After a recovery it may be one that was lost: it begins above what may have been issued.
+func (f *reference) counter(s settings) *counter {
+	return &counter{settings: s, hwm: min(max(s.first-1, f.genesis.floor), s.max)}
+}
+
 func (f *reference) create(o *op) outcome {
 	c, ok := f.counters[o.name]
 	if !ok {
 		got := f.fresh(o.name)
 		if got.refused == 0 {
-			f.counters[o.name] = &counter{settings: o.settings, hwm: o.settings.first - 1}
+			f.counters[o.name] = f.counter(o.settings)
 		}
 		return got
 	}
@@ -307,7 +336,7 @@ func (f *reference) create(o *op) outcome {
 // carve is a reserve or an advance: what both do to a sequence that may not be there yet.
 func (f *reference) carve(seq uint64, e *entry, o *op) outcome {
 	if o.key != "" {
-		if k, ok := f.keys[o.key]; ok {
+		if k, ok := f.keys[o.hash]; ok {
 			if k.name != o.name || k.count != o.n || k.partial != o.partial {
 				return outcome{refused: refKeyReused}
 			}
@@ -325,7 +354,7 @@ func (f *reference) carve(seq uint64, e *entry, o *op) outcome {
 		if got := f.fresh(o.name); got.refused != 0 {
 			return got
 		}
-		c = &counter{settings: e.defaults, hwm: e.defaults.first - 1}
+		c = f.counter(e.defaults)
 	}
 	left := c.max - c.hwm
 	got := outcome{start: c.hwm + 1}
@@ -348,8 +377,8 @@ func (f *reference) carve(seq uint64, e *entry, o *op) outcome {
 	}
 	f.counters[o.name] = c
 	if o.key != "" {
-		f.keys[o.key] = kept{seq, o.name, o.n, o.partial, Range{got.start, got.end}}
-		f.keyOrder = append(f.keyOrder, o.key)
+		f.keys[o.hash] = kept{seq, o.name, o.n, o.partial, Range{got.start, got.end}}
+		f.keyOrder = append(f.keyOrder, o.hash)
 		f.lastKeyed = seq
 	}
 	return got

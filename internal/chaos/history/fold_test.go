@@ -19,6 +19,7 @@ type logMaker struct {
 	rng      *rand.Rand
 	messages []history.Message
 	counter  uint64
+	before   uint64 // seqs that the log does not have: it begins after them
 }
 
 var (
@@ -28,7 +29,7 @@ var (
 
 func (l *logMaker) one(n int) bool { return l.rng.IntN(n) == 0 }
 
-func (l *logMaker) last() uint64 { return uint64(len(l.messages)) }
+func (l *logMaker) last() uint64 { return l.before + uint64(len(l.messages)) }
 
 func (l *logMaker) append(data []byte) {
 	l.messages = append(l.messages, history.Message{Seq: l.last() + 1, Data: data})
@@ -134,6 +135,53 @@ func (l *logMaker) step() {
 	}
 }
 
+// agree holds the reference's result on a log against the state machine's.
+func agree(t *testing.T, l *logMaker, seen map[wire.Reject]int) (*history.Log, *apply.Machine) {
+	t.Helper()
+	log, err := history.Fold(l.messages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := apply.New()
+	results := 0
+	for _, message := range l.messages {
+		out, _, err := m.Apply(message.Seq, message.Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := log.Digest(message.Seq), m.Head().Digest.String(); got != want {
+			t.Fatalf("seq %d: the reference has digest %s, apply %s, outcomes %+v", message.Seq, got, want, out.Ops)
+		}
+		for i, o := range out.Ops {
+			seen[o.Reject]++
+			if kind := out.Entry.Ops[i].Kind; kind != wire.KindReserve && kind != wire.KindAdvance && kind != wire.KindCreate {
+				continue
+			}
+			r := log.Results[results]
+			results++
+			if r.Seq != message.Seq || r.Range != (history.Range{o.Start, o.End}) || r.Repeated != o.Repeated ||
+				r.Refused != byte(o.Reject) || r.Sequence != string(out.Entry.Ops[i].Name) || r.Node != string(out.Entry.Node) {
+				t.Fatalf("the reference has %+v, apply %+v at seq %d", r, o, message.Seq)
+			}
+		}
+	}
+	if results != len(log.Results) || log.Cluster != cluster.String() || log.Last != l.last() || log.First != l.before+1 {
+		t.Fatalf("%d results of %d, cluster %s, seqs %d to %d", results, len(log.Results), log.Cluster, log.First, log.Last)
+	}
+	if len(log.HWM) != m.Len() {
+		t.Fatalf("%d sequences, apply has %d", len(log.HWM), m.Len())
+	}
+	for name, hwm := range log.HWM {
+		if info, ok := m.Info(name); !ok || info.HWM != hwm {
+			t.Fatalf("hwm %d of %s, apply has %d", hwm, name, info.HWM)
+		}
+	}
+	if _, fenced := m.Fence(); fenced != (log.Fence != "") || log.Skipped != int(m.Skipped()) {
+		t.Fatalf("fence %q, skipped %d; apply %v, %d", log.Fence, log.Skipped, fenced, m.Skipped())
+	}
+	return log, m
+}
+
 // TestFoldAgreesWithApply holds the reference and the state machine against each other, on logs with everything in them: the
 // same digest after every seq, the same hwms. A fault in one of them is not in the other, which shares no code with it.
 // Checked: with a floor one too low, an entry older than the window applied, a repeat not marked as one, or a halt left out, in
@@ -150,47 +198,7 @@ func TestFoldAgreesWithApply(t *testing.T) {
 		for range 1500 {
 			l.step()
 		}
-		log, err := history.Fold(l.messages)
-		if err != nil {
-			t.Fatalf("seed %d: %v", seed, err)
-		}
-		m := apply.New()
-		results := 0
-		for _, message := range l.messages {
-			out, _, err := m.Apply(message.Seq, message.Data)
-			if err != nil {
-				t.Fatalf("seed %d: %v", seed, err)
-			}
-			if got, want := log.Digests[message.Seq-1], m.Head().Digest.String(); got != want {
-				t.Fatalf("seed %d, seq %d: the reference has digest %s, apply %s, outcomes %+v", seed, message.Seq, got, want, out.Ops)
-			}
-			for i, o := range out.Ops {
-				seen[o.Reject]++
-				if kind := out.Entry.Ops[i].Kind; kind != wire.KindReserve && kind != wire.KindAdvance && kind != wire.KindCreate {
-					continue
-				}
-				r := log.Results[results]
-				results++
-				if r.Seq != message.Seq || r.Range != (history.Range{o.Start, o.End}) || r.Repeated != o.Repeated ||
-					r.Refused != byte(o.Reject) || r.Sequence != string(out.Entry.Ops[i].Name) || r.Node != string(out.Entry.Node) {
-					t.Fatalf("seed %d: the reference has %+v, apply %+v at seq %d", seed, r, o, message.Seq)
-				}
-			}
-		}
-		if results != len(log.Results) || log.Cluster != cluster.String() || log.Last != l.last() {
-			t.Fatalf("seed %d: %d results of %d, cluster %s, last %d", seed, results, len(log.Results), log.Cluster, log.Last)
-		}
-		if len(log.HWM) != m.Len() {
-			t.Fatalf("seed %d: %d sequences, apply has %d", seed, len(log.HWM), m.Len())
-		}
-		for name, hwm := range log.HWM {
-			if info, ok := m.Info(name); !ok || info.HWM != hwm {
-				t.Fatalf("seed %d: hwm %d of %s, apply has %d", seed, hwm, name, info.HWM)
-			}
-		}
-		if _, fenced := m.Fence(); fenced != (log.Fence != "") || log.Skipped != int(m.Skipped()) {
-			t.Fatalf("seed %d: fence %q, skipped %d; apply %v, %d", seed, log.Fence, log.Skipped, fenced, m.Skipped())
-		}
+		log, _ := agree(t, l, seen)
 		copies, skipped = copies+log.Copies, skipped+log.Skipped
 		if log.Fence != "" {
 			fences++
@@ -224,7 +232,8 @@ func TestFoldRefuses(t *testing.T) {
 		want     string
 	}{
 		{"gap", []history.Message{{Seq: 1, Data: first}, {Seq: 3, Data: barrier}}, "seq 3 stands where 2 is next"},
-		{"no beginning", []history.Message{{Seq: 2, Data: barrier}}, "seq 2 stands where 1 is next"},
+		{"no beginning", []history.Message{{Seq: 2, Data: first}}, "seq 2 stands where 1 is next"},
+		{"no beginning, and no genesis", []history.Message{{Seq: 2, Data: barrier}}, "no genesis"},
 		{"no genesis", []history.Message{{Seq: 1, Data: barrier}}, "no genesis"},
 		{"flipped bit", []history.Message{{Seq: 1, Data: first}, {Seq: 2, Data: flipped}}, "checksum"},
 		{"cut", []history.Message{{Seq: 1, Data: first}, {Seq: 2, Data: barrier[:20]}}, "20 bytes"},

@@ -18,6 +18,7 @@ const (
 	RuleDrained    Rule = "drained"
 	RuleLiveness   Rule = "liveness"
 	RuleHygiene    Rule = "hygiene"
+	RuleRecovery   Rule = "recovery"
 )
 
 // Violation is one breach of a rule.

@@ -83,8 +83,8 @@ func editsOf(ctx context.Context, root string, control bool) ([]edit, error) {
 
 // BuildNode builds the product's binary from the module at root into out, with a wall clock that [Node.SetClock] moves; dir
 // takes the overlay's files. With control it also loses sync_interval always, for the positive control: a binary that must
-// fail the test.
-func BuildNode(ctx context.Context, root, dir, out string, control bool) error {
+// fail the test. tags are of go build, separated by commas.
+func BuildNode(ctx context.Context, root, dir, out, tags string, control bool) error {
 	edits, err := editsOf(ctx, root, control)
 	if err != nil {
 		return fmt.Errorf("build the node: %w", err)
@@ -119,7 +119,7 @@ func BuildNode(ctx context.Context, root, dir, out string, control bool) error {
 	if err := os.WriteFile(path, list, 0o600); err != nil {
 		return fmt.Errorf("build the node: %w", err)
 	}
-	_, err = run(ctx, "go", "build", "-C", root, "-overlay", path, "-o", out, "./cmd/allocnode")
+	_, err = run(ctx, "go", "build", "-C", root, "-tags", tags, "-overlay", path, "-o", out, "./cmd/allocnode")
 	return err
 }
 

@@ -114,6 +114,17 @@ func (n *Node) Start() error {
 	return nil
 }
 
+// Command runs another command of the product's binary with the node's configuration, and returns what it prints.
+func (n *Node) Command(ctx context.Context, args ...string) (string, error) {
+	return n.lab.Command(ctx, append(args, "--config", n.config)...)
+}
+
+// Command runs a command of the product's binary that needs no node. One that fails is an error, with what it said.
+func (l *Lab) Command(ctx context.Context, args ...string) (string, error) {
+	out, err := run(ctx, l.cfg.Binary, args...)
+	return strings.TrimSpace(out), err
+}
+
 func (n *Node) process() *Process {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	stream = "ALLOC_LOG"
+	firstStream = "ALLOC_LOG" // of the first epoch; later ones have a number behind it
 
 	// The observer's users, one for each account. They exist on the observer alone, which no client of the nodes reaches.
 	logUser, systemUser = "log", "system"
@@ -76,11 +76,14 @@ func Observe(ctx context.Context, conf string) error {
 // Observer sees into the cluster. Requests that nobody answers are errors; ask again.
 type Observer struct {
 	clients, log, system *nats.Conn
+
+	stream string // the log
+	first  uint64 // seq at which it begins
 }
 
 // Observer connects to the observer's three accounts. The connections come back by themselves; Close ends them.
 func (l *Lab) Observer(ctx context.Context) (*Observer, error) {
-	o := &Observer{}
+	o := &Observer{stream: firstStream, first: 1}
 	for _, c := range []struct {
 		user string
 		nc   **nats.Conn
@@ -165,10 +168,16 @@ type apiAnswer struct {
 	} `json:"error"`
 	Success bool `json:"success"`
 	Cluster struct {
-		Leader string `json:"leader"`
+		Leader   string `json:"leader"`
+		Replicas []struct {
+			Name    string `json:"name"`
+			Current bool   `json:"current"`
+			Offline bool   `json:"offline"`
+		} `json:"replicas"`
 	} `json:"cluster"`
 	State struct {
-		Last uint64 `json:"last_seq"`
+		First uint64 `json:"first_seq"`
+		Last  uint64 `json:"last_seq"`
 	} `json:"state"`
 }
 
@@ -188,11 +197,36 @@ func ask(nc *nats.Conn, subject, body string) (a apiAnswer, err error) {
 
 // StreamLeader is the node that leads the log, and the log's last seq. No leader is an error.
 func (o *Observer) StreamLeader() (node string, last uint64, err error) {
-	a, err := ask(o.log, "$JS.API.STREAM.INFO."+stream, "")
+	a, err := ask(o.log, "$JS.API.STREAM.INFO."+o.stream, "")
 	if err == nil && a.Cluster.Leader == "" {
 		err = errors.New("the log has no leader")
 	}
 	return a.Cluster.Leader, a.State.Last, err
+}
+
+// StreamFollowers is the nodes that hold the log beside its leader, and are current: three of five nodes hold it.
+func (o *Observer) StreamFollowers() (nodes []string, err error) {
+	a, err := ask(o.log, "$JS.API.STREAM.INFO."+o.stream, "")
+	for _, r := range a.Cluster.Replicas {
+		if r.Current && !r.Offline {
+			nodes = append(nodes, r.Name)
+		}
+	}
+	if err == nil && len(nodes) == 0 {
+		err = errors.New("no follower of the log is current")
+	}
+	return nodes, err
+}
+
+// Follow has everything be about the log of an epoch, from 2 on: a recovery made it, and it begins where that says.
+func (o *Observer) Follow(epoch uint64) error {
+	stream := fmt.Sprintf("%s_%d", firstStream, epoch)
+	a, err := ask(o.log, "$JS.API.STREAM.INFO."+stream, "")
+	if err != nil {
+		return fmt.Errorf("follow epoch %d: %w", epoch, err)
+	}
+	o.stream, o.first = stream, a.State.First
+	return nil
 }
 
 // MetaLeader is the node that leads JetStream's own group. A node that is cut off may believe so of another: what most say
@@ -233,7 +267,7 @@ func (o *Observer) MetaLeader(nodes int) (string, error) {
 
 // Elections calls each with every node that becomes the log's leader, from one goroutine, until the connection is closed.
 func (o *Observer) Elections(each func(leader string)) error {
-	_, err := o.log.Subscribe("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+stream, func(m *nats.Msg) {
+	_, err := o.log.Subscribe("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED."+o.stream, func(m *nats.Msg) {
 		var a struct {
 			Leader string `json:"leader"`
 		}
@@ -249,7 +283,7 @@ func (o *Observer) Elections(each func(leader string)) error {
 
 // StepDown has the log's leader give way, to the preferred node if one is named.
 func (o *Observer) StepDown(preferred string) error {
-	_, err := ask(o.log, "$JS.API.STREAM.LEADER.STEPDOWN."+stream, placement(preferred))
+	_, err := ask(o.log, "$JS.API.STREAM.LEADER.STEPDOWN."+o.stream, placement(preferred))
 	return err
 }
 
@@ -262,7 +296,7 @@ func (o *Observer) MetaStepDown(preferred string) error {
 // StreamAPI calls JetStream's API on the log: api is a subject but for the stream's name. With again it then makes a stream
 // of the same settings, as somebody may who takes an empty log for no harm.
 func (o *Observer) StreamAPI(api string, again bool) error {
-	m, err := o.log.Request("$JS.API.STREAM.INFO."+stream, nil, 2*time.Second)
+	m, err := o.log.Request("$JS.API.STREAM.INFO."+o.stream, nil, 2*time.Second)
 	if err != nil {
 		return fmt.Errorf("call %s: %w", api, err)
 	}
@@ -272,11 +306,44 @@ func (o *Observer) StreamAPI(api string, again bool) error {
 	if err := json.Unmarshal(m.Data, &info); err != nil {
 		return fmt.Errorf("call %s: %w", api, err)
 	}
-	if _, err := ask(o.log, api+stream, ""); err != nil || !again {
+	if _, err := ask(o.log, api+o.stream, ""); err != nil || !again {
 		return err
 	}
-	_, err = ask(o.log, "$JS.API.STREAM.CREATE."+stream, string(info.Config))
+	_, err = ask(o.log, "$JS.API.STREAM.CREATE."+o.stream, string(info.Config))
 	return err
+}
+
+// Message is the log's message at seq, as its leader has it.
+func (o *Observer) Message(seq uint64) (subject string, data []byte, err error) {
+	m, err := o.log.Request("$JS.API.STREAM.MSG.GET."+o.stream, fmt.Appendf(nil, `{"seq":%d}`, seq), 2*time.Second)
+	if err != nil {
+		return "", nil, fmt.Errorf("read seq %d: %w", seq, err)
+	}
+	var a struct {
+		Message struct {
+			Subject string `json:"subject"`
+			Data    []byte `json:"data"`
+		} `json:"message"`
+	}
+	if err := json.Unmarshal(m.Data, &a); err != nil || a.Message.Subject == "" {
+		return "", nil, fmt.Errorf("read seq %d: %s: %w", seq, m.Data, err)
+	}
+	return a.Message.Subject, a.Message.Data, nil
+}
+
+// Append writes data into the log under a subject, without an id by which JetStream would know a copy, and returns its seq.
+func (o *Observer) Append(subject string, data []byte) (seq uint64, err error) {
+	m, err := o.log.Request(subject, data, 2*time.Second)
+	if err != nil {
+		return 0, fmt.Errorf("append on %s: %w", subject, err)
+	}
+	var a struct {
+		Seq uint64 `json:"seq"`
+	}
+	if err := json.Unmarshal(m.Data, &a); err != nil || a.Seq == 0 {
+		return 0, fmt.Errorf("append on %s: %s: %w", subject, m.Data, err)
+	}
+	return a.Seq, nil
 }
 
 func placement(preferred string) string {
@@ -288,8 +355,8 @@ func placement(preferred string) string {
 
 // LeaderLacks asks the log's leader for each message up to last, and returns the seqs that it does not have.
 func (o *Observer) LeaderLacks(last uint64) (seqs []uint64, err error) {
-	for seq := uint64(1); seq <= last; seq++ {
-		m, err := o.log.Request("$JS.API.STREAM.MSG.GET."+stream, fmt.Appendf(nil, `{"seq":%d}`, seq), 2*time.Second)
+	for seq := o.first; seq <= last; seq++ {
+		m, err := o.log.Request("$JS.API.STREAM.MSG.GET."+o.stream, fmt.Appendf(nil, `{"seq":%d}`, seq), 2*time.Second)
 		if err != nil {
 			return nil, fmt.Errorf("ask the leader for seq %d: %w", seq, err)
 		}
@@ -309,11 +376,11 @@ const (
 	readTries = 40   // requests that bring nothing, until the log counts as unreadable
 )
 
-// ReadLog reads the log from seq 1 to last, each message once and in order. Any replica answers. One that has lost a message
+// ReadLog reads the log from its beginning to last, each message once and in order. Any replica answers. One that has lost a message
 // in the middle passes over it: such a seq is asked for again until another replica has it, and returned in holes. What none
 // has is an error.
 func (o *Observer) ReadLog(ctx context.Context, last uint64, each func(seq uint64, data []byte)) (holes []uint64, err error) {
-	next, batch := uint64(1), readBatch
+	next, batch := o.first, readBatch
 	for tries := 0; next <= last; {
 		got, passed, err := o.readSome(next, min(last, next+uint64(batch)-1), each)
 		if err != nil {
@@ -348,7 +415,7 @@ func (o *Observer) readSome(first, last uint64, each func(seq uint64, data []byt
 		return 0, false, err
 	}
 	body := fmt.Sprintf(`{"seq":%d,"batch":%d,"max_bytes":%d}`, first, last-first+1, 8<<20)
-	if err := o.log.PublishRequest("$JS.API.DIRECT.GET."+stream, inbox.Subject, []byte(body)); err != nil {
+	if err := o.log.PublishRequest("$JS.API.DIRECT.GET."+o.stream, inbox.Subject, []byte(body)); err != nil {
 		return 0, false, err
 	}
 	for first+got <= last {

@@ -147,6 +147,7 @@ func TestSwitchLoss(t *testing.T) {
 	})
 }
 
+// Time passes in the bubble only: each sleep is the delay that is awaited, or just less than that.
 func TestSwitchDelay(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *Switch, a, b, _ *frameEnd) {
 		s.Set("a", "b", Rule{Delay: 100 * time.Millisecond})
@@ -182,7 +183,7 @@ func TestSwitchReorder(t *testing.T) {
 			want = append(want, i)
 		}
 		a.send(macB, macA, want...)
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // of the bubble: longer than any frame is held
 		synctest.Wait()
 		got := b.got()
 		if slices.IsSorted(got) {

@@ -2,7 +2,7 @@ package workload_test
 
 import (
 	"context"
-	"net"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/allocnode/allocnode/internal/chaos/history"
 	"github.com/allocnode/allocnode/internal/chaos/workload"
+	"github.com/allocnode/allocnode/internal/freeport"
 	"github.com/allocnode/allocnode/internal/wire"
 )
 
@@ -264,16 +265,14 @@ func TestResume(t *testing.T) {
 // Checked: without nats.IgnoreDiscoveredServers attempts at n1 succeeded after its server was gone; without
 // nats.RetryOnFailedConnect the run ended at once.
 func TestStaysAtItsNode(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	later, err := freeport.One()
 	if err != nil {
 		t.Fatal(err)
 	}
-	later := l.Addr()
-	l.Close()
 	two := startServer(t, "two", true)
 	route := "nats://" + two.ClusterAddr().String()
 	one := startServer(t, "one", true, route)
-	three := newServer(t, "three", later.(*net.TCPAddr).Port, true, route)
+	three := newServer(t, "three", later, true, route)
 
 	s := serveAt(t, two, 3000)
 	gone, came := make(chan int64, 1), make(chan int64, 1)
@@ -291,7 +290,7 @@ func TestStaysAtItsNode(t *testing.T) {
 	}
 	s.mu.Unlock()
 	h := runAt(t, s, filepath.Join(t.TempDir(), "history.jsonl"), "c1", nil, []workload.Node{
-		{Name: "n1", URL: one.ClientURL()}, {Name: "n2", URL: two.ClientURL()}, {Name: "n3", URL: "nats://" + later.String()},
+		{Name: "n1", URL: one.ClientURL()}, {Name: "n2", URL: two.ClientURL()}, {Name: "n3", URL: fmt.Sprintf("nats://127.0.0.1:%d", later)},
 	})
 	end, start := <-gone, <-came
 	answered := map[string]int{}

@@ -72,6 +72,7 @@ func run(ctx context.Context, args []string) (status int, err error) {
 	f.DurationVar(&cfg.Length, "duration", 0, "of the fault windows, in place of their number")
 	f.BoolVar(&cfg.Long, "long", false, "longer faults too")
 	f.BoolVar(&cfg.Control, "control", true, "the positive control")
+	f.StringVar(&cfg.Tags, "tags", "", "build `tags` of the nodes: a mutant's, which must not pass")
 	only := f.String("faults", "", "`kinds`, separated by commas; empty: all")
 	keep := f.Bool("keep", false, "keep the directory of a run that passed; that of another always stays")
 	report := f.String("report", "", "`file` for a copy of report.json")
