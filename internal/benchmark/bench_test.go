@@ -3,11 +3,6 @@ package benchmark
 import (
 	"bytes"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -86,79 +81,4 @@ func BenchmarkReplay(b *testing.B) {
 		b.ReportMetric(took.Seconds(), "s-to-serving")
 		b.ReportMetric(entries/took.Seconds(), "entries/s")
 	}
-}
-
-// What a node of a fresh cluster of three processes, and one that is alone, hold when nothing happens. The target is 80 MB.
-func BenchmarkIdleMemory(b *testing.B) {
-	bin := filepath.Join(b.TempDir(), "allocnode")
-	if out, err := exec.Command("go", "build", "-o", bin, "../../cmd/allocnode").CombinedOutput(); err != nil {
-		b.Fatalf("build: %v\n%s", err, out)
-	}
-	for _, count := range []int{1, 3} {
-		b.Run(fmt.Sprintf("nodes=%d", count), func(b *testing.B) {
-			for b.Loop() {
-				dir := b.TempDir()
-				routes := freePorts(b, count)
-				var worst float64
-				procs := make([]*exec.Cmd, count)
-				for i := range count {
-					path := filepath.Join(dir, fmt.Sprintf("n%d.conf", i+1))
-					if err := os.WriteFile(path, []byte(configFor(dir, i, routes)), 0o600); err != nil {
-						b.Fatal(err)
-					}
-					procs[i] = exec.Command(bin, "serve", "--config", path, "--log-format", "json")
-					log, err := os.Create(path + ".log")
-					if err != nil {
-						b.Fatal(err)
-					}
-					procs[i].Stderr = log
-					if err := procs[i].Start(); err != nil {
-						b.Fatal(err)
-					}
-					b.Cleanup(func() { _ = procs[i].Process.Kill(); _ = procs[i].Wait() })
-				}
-				for i := range procs {
-					awaitLine(b, filepath.Join(dir, fmt.Sprintf("n%d.conf.log", i+1)), `"ready"`)
-				}
-				time.Sleep(5 * time.Second) // what is measured is a node that has been idle
-				for _, p := range procs {
-					worst = max(worst, residentMB(b, p.Process.Pid))
-					_ = p.Process.Kill()
-					_ = p.Wait()
-				}
-				b.ReportMetric(worst, "MB-resident")
-			}
-		})
-	}
-}
-
-// awaitLine looks for want in a file that another process writes, every 20 ms.
-func awaitLine(b *testing.B, path, want string) {
-	b.Helper()
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		if text, err := os.ReadFile(path); err == nil && strings.Contains(string(text), want) {
-			return
-		}
-	}
-	text, _ := os.ReadFile(path)
-	b.Fatalf("%s does not say %s:\n%s", path, want, text)
-}
-
-func residentMB(b *testing.B, pid int) float64 {
-	b.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		b.Fatal(err)
-	}
-	for line := range strings.Lines(string(status)) {
-		if kb, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			n, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(kb), "kB")), 64)
-			if err != nil {
-				b.Fatal(err)
-			}
-			return n / 1024
-		}
-	}
-	b.Fatalf("no VmRSS of process %d", pid)
-	return 0
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/allocnode/allocnode/internal/freeport"
 	"github.com/allocnode/allocnode/internal/node"
 )
 
@@ -27,14 +27,9 @@ type cluster struct {
 
 func freePorts(b *testing.B, n int) []int {
 	b.Helper()
-	ports := make([]int, n)
-	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer l.Close()
-		ports[i] = l.Addr().(*net.TCPAddr).Port
+	ports, err := freeport.Take(n)
+	if err != nil {
+		b.Fatal(err)
 	}
 	return ports
 }

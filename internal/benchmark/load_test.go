@@ -18,13 +18,16 @@ import (
 type work func() error
 
 func reserve(nc *nats.Conn) work {
-	return func() error {
-		m, err := nc.Request("alloc.reserve.orders", nil, 5*time.Second)
-		if err == nil && !bytes.Contains(m.Data, []byte(`"start":`)) {
-			err = fmt.Errorf("reserve: %s", m.Data)
-		}
-		return err
+	return func() error { return reserveOn(nc, "alloc.reserve.orders", nil) }
+}
+
+// reserveOn asks once, and wants a range.
+func reserveOn(nc *nats.Conn, subject string, body []byte) error {
+	m, err := nc.Request(subject, body, 5*time.Second)
+	if err == nil && !bytes.Contains(m.Data, []byte(`"start":`)) {
+		err = fmt.Errorf("%s: %s", subject, m.Data)
 	}
+	return err
 }
 
 func echo(b *testing.B, responder, nc *nats.Conn) work {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/allocnode/allocnode/apply"
 	"github.com/allocnode/allocnode/internal/node"
 	"github.com/allocnode/allocnode/internal/wire"
 	"github.com/allocnode/allocnode/jetstream"
@@ -75,7 +76,15 @@ func writeLog(b *testing.B, dir string, entries int) {
 		ID: wire.EntryID{Incarnation: wire.NewID(), Counter: 1}}
 	g := cfg.Genesis
 	g.Epoch, g.Created, g.Nodes = id.Epoch, id.Created.UnixNano(), []string{cfg.Name}
-	if err := log.AppendFirst(ctx, h.ID.String(), sealed(&h, &wire.Op{Kind: wire.KindGenesis, Genesis: &g})); err != nil {
+	m := apply.New()
+	fold := func(seq uint64, entry []byte) []byte {
+		if _, _, err := m.Apply(seq, entry); err != nil {
+			b.Fatal(err)
+		}
+		return entry
+	}
+	first := fold(1, sealed(&h, &wire.Op{Kind: wire.KindGenesis, Genesis: &g}))
+	if err := log.AppendFirst(ctx, h.ID.String(), first); err != nil {
 		b.Fatal(err)
 	}
 	var acked atomic.Int64
@@ -93,9 +102,9 @@ func writeLog(b *testing.B, dir string, entries int) {
 	})
 	for i := range entries {
 		window <- struct{}{}
-		h.ID.Counter, h.Cursor = uint64(i+2), uint64(i+1) // as a proposer that has applied all before it
+		h.ID.Counter, h.Cursor, h.Digest = uint64(i+2), m.Head().Cursor, m.Head().Digest // as a proposer that has applied all before it
 		op := &wire.Op{Kind: wire.KindReserve, Name: []byte("orders"), Count: 1000}
-		if err := log.Append(h.ID.Counter, h.ID.String(), sealed(&h, op)); err != nil {
+		if err := log.Append(h.ID.Counter, h.ID.String(), fold(uint64(i+2), sealed(&h, op))); err != nil {
 			b.Fatal(err)
 		}
 	}
