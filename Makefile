@@ -31,7 +31,7 @@ MUTANTS := \
 # Two cores have enough to do with one target.
 .NOTPARALLEL:
 
-.PHONY: help build run test unit e2e mutants fuzz bench chaos soak chaos-setup fmt lint tools clean
+.PHONY: help build run test unit e2e mutants fuzz bench bench-compare bench-setup chaos soak chaos-setup fmt lint tools clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,11 +42,12 @@ build: ## build bin/allocnode
 run: build ## start three nodes on this machine, reserve 1000 ids, stay until Ctrl-C; DATA=dir keeps the data
 	@exec bin/allocnode dev --try orders:1000 $(if $(DATA),--data '$(DATA)')
 
-test: tools lint unit mutants fuzz e2e ## everything: lint, tests with the race detector, mutants, fuzzing, the real binary (under 10 minutes)
+test: tools lint unit mutants fuzz e2e ## everything: lint, tests with the race detector, mutants, fuzzing, the real binary (some 12 minutes on two cores)
 
 # Tests of whole clusters mostly wait, for elections and deadlines: more of them at a time than there are cores.
 unit: ## the packages' tests with the race detector
 	@$(LIST); $(GO) test -race -parallel 6 -timeout 12m $$pkgs
+	cd bench && $(GO) test -timeout 3m ./...
 
 # The binary is built by the test, so that go test does not know what an old result rests on.
 e2e: tools ## the real binary and the real nats CLI, with the race detector
@@ -84,6 +85,22 @@ fuzz: ## each fuzz target for FUZZTIME (10s)
 bench: ## the benchmarks whose figures stand in docs/DESIGN.md
 	$(GO) test -run '^$$' -bench . -benchtime $(BENCHTIME) -timeout 30m ./internal/benchmark
 
+bench-compare: ## allocnode beside etcd, NATS, PostgreSQL, Redis and generators, in one run; BENCHFLAGS='-rounds 1 -duration 1s'
+	cd bench && $(GO) build -o ../bin/bench . && exec ../bin/bench $(BENCHFLAGS)
+
+# What Debian's packages start when they are installed would be measured too, and hold the ports.
+bench-setup: ## as root, on Debian: install what bench-compare needs beside Go, and leave no service running
+	@set -e; policy=/usr/sbin/policy-rc.d; missing=; \
+	for p in postgresql redis-server; do \
+		dpkg-query -W -f '$${Status}' $$p 2> /dev/null | grep -q ' installed$$' || missing="$$missing $$p"; \
+	done; \
+	if test -z "$$missing"; then echo "postgresql and redis-server are there"; exit 0; fi; \
+	if ! test -e $$policy; then \
+		trap 'rm -f /usr/sbin/policy-rc.d' EXIT; printf '#!/bin/sh\nexit 101\n' > $$policy; chmod 755 $$policy; \
+	fi; \
+	apt-get update -q; DEBIAN_FRONTEND=noninteractive apt-get install --no-install-recommends -qy $$missing; \
+	if command -v systemctl > /dev/null && test -d /run/systemd/system; then systemctl disable $$missing; fi
+
 chaos: ## as root: three nodes under every fault, in about five minutes; SEED=n repeats a schedule (docs/TESTING.md)
 	@$(CHAOS) $(if $(SEED),-seed $(SEED)) $(CHAOSFLAGS)
 
@@ -101,6 +118,11 @@ lint: $(STATIC) ## gofmt, go vet, staticcheck
 		test -z "$$unformatted" || { echo "not formatted, make fmt does it:"; echo "$$unformatted"; exit 1; }
 	$(GO) vet ./...
 	$(STATIC) ./...
+	@cd bench; if GOPROXY=off $(GO) list -deps -test ./... > /dev/null 2>&1; then \
+		echo "bench: go vet, staticcheck"; $(GO) vet ./... && $(STATIC) ./...; \
+	else \
+		echo "bench: not looked at, its modules are not here yet: make unit fetches them"; \
+	fi
 
 tools: $(NATS) $(STATIC) ## fetch what the tests need into .tools
 
