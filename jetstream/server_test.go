@@ -138,7 +138,7 @@ func answers(t testing.TB, s *Server, c *nats.Conn) {
 		t.Fatal(err)
 	}
 	m, err := c.Request("ask", nil, 5*time.Second)
-	for ctx := within(t, 5*time.Second); errors.Is(err, nats.ErrNoResponders) && ctx.Err() == nil; {
+	for ctx := within(t, 30*time.Second); errors.Is(err, nats.ErrNoResponders) && ctx.Err() == nil; {
 		// Another node has not heard of the subscription yet.
 		m, err = c.Request("ask", nil, 5*time.Second)
 	}
@@ -152,7 +152,7 @@ func TestServerDefaults(t *testing.T) {
 	begin := time.Now()
 	s := startServer(t, cfg)
 	js := createStream(t, logConn(t, s), 1)
-	if _, err := js.Publish(within(t, 5*time.Second), "log.n1", nil); err != nil {
+	if _, err := js.Publish(within(t, 30*time.Second), "log.n1", nil); err != nil {
 		t.Fatal(err)
 	}
 	if d := time.Since(begin); d > 2*time.Second {
@@ -187,7 +187,7 @@ func TestServerRestartKeepsLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	nc := logConn(t, s)
-	if _, err := createStream(t, nc, 1).Publish(within(t, 5*time.Second), "log.n1", []byte("kept")); err != nil {
+	if _, err := createStream(t, nc, 1).Publish(within(t, 30*time.Second), "log.n1", []byte("kept")); err != nil {
 		t.Fatal(err)
 	}
 	nc.Close()
@@ -205,11 +205,11 @@ func TestServerRestartKeepsLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream, err := js.Stream(within(t, 5*time.Second), "LOG")
+	stream, err := js.Stream(within(t, 30*time.Second), "LOG")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m, err := stream.GetMsg(within(t, 5*time.Second), 1); err != nil || string(m.Data) != "kept" {
+	if m, err := stream.GetMsg(within(t, 30*time.Second), 1); err != nil || string(m.Data) != "kept" {
 		t.Fatalf("entry 1 after a restart: %v", err)
 	}
 }
@@ -293,12 +293,12 @@ func TestStartFails(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = s.Start(within(t, 20*time.Second))
+			err = s.Start(within(t, 30*time.Second))
 			wantError(t, err, append(tc.want, `start nats server "n1"`)...)
 			if errors.Is(err, context.DeadlineExceeded) {
 				t.Error("Start waited for its deadline")
 			}
-			if err := s.Shutdown(within(t, 5*time.Second)); err != nil {
+			if err := s.Shutdown(within(t, 30*time.Second)); err != nil {
 				t.Errorf("Shutdown after a failed Start: %v", err)
 			}
 		})
@@ -360,7 +360,7 @@ func TestShutdownBeforeStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Shutdown(within(t, 5*time.Second)); err != nil {
+	if err := s.Shutdown(within(t, 30*time.Second)); err != nil {
 		t.Error(err)
 	}
 	if err := s.Start(t.Context()); err == nil {
@@ -395,7 +395,7 @@ func TestFailedReportsJetStreamOff(t *testing.T) {
 	select {
 	case err := <-s.Failed():
 		wantError(t, err, "turned JetStream off", cfg.DataDir)
-	case <-within(t, 10*time.Second).Done():
+	case <-within(t, 30*time.Second).Done():
 		t.Fatal("no report")
 	}
 	if err := s.Health(); err == nil {
@@ -435,7 +435,7 @@ func TestClusterOfThree(t *testing.T) {
 	begin := time.Now()
 	js := createStream(t, logConn(t, servers[0]), 3)
 	t.Logf("R3 stream after %v", time.Since(begin))
-	if _, err := js.Publish(within(t, 10*time.Second), "log.n1", nil); err != nil {
+	if _, err := js.Publish(within(t, 30*time.Second), "log.n1", nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := servers[0].Health(); err != nil {

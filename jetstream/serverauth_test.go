@@ -34,7 +34,7 @@ func TestClientsCannotReachLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := js.Stream(within(t, 5*time.Second), "LOG"); !errors.Is(err, natsjs.ErrJetStreamNotEnabledForAccount) {
+	if _, err := js.Stream(within(t, 30*time.Second), "LOG"); !errors.Is(err, natsjs.ErrJetStreamNotEnabledForAccount) {
 		t.Errorf("anonymous client asks for the log's stream: %v; want JetStream not enabled for its account", err)
 	}
 	heard, err := anonymous.SubscribeSync(">")
