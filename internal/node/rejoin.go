@@ -104,8 +104,13 @@ type rejoin struct {
 	await     func(why string)
 	archive   func(next apply.Head) error
 	seal      func(ctx context.Context) error // has who follows the log before fence
+	sealing   time.Time                       // since when seal has been tried
 	logger    *slog.Logger
 }
+
+// sealPatience is how long the log before may have no leader: where all nodes have just been started, its group elects one, and
+// not always at once. It may also have lost its majority, and nobody can append to it.
+const sealPatience = 20 * time.Second
 
 // goneAfter is how long JetStream's leader must go on saying that a log that this node remembers is not there.
 const goneAfter = 10 * time.Second
@@ -255,7 +260,13 @@ func (j *rejoin) create(ctx context.Context) verdict {
 	}
 	ctx, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	if err := j.seal(ctx); err != nil { // nobody can append to it either, or it is no log
+	if j.sealing.IsZero() {
+		j.sealing = time.Now()
+	}
+	if err := j.seal(ctx); err != nil {
+		if time.Since(j.sealing) < sealPatience {
+			return waitFor("the log before is not sealed: %v", err)
+		}
 		j.logger.Warn("recover: the log before is not sealed", "error", err)
 	}
 	j.logger.Info("recover: create the log", "epoch", j.epoch, "recovery", j.pending.Recovery)

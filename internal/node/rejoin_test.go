@@ -127,7 +127,7 @@ func rejoining(log *fakeEpoch, pending *recovery, old *apply.Machine) (j *rejoin
 			*archived++
 			return nil
 		},
-		seal: func(context.Context) error { return errors.New("it cannot be sealed, which is no reason to wait") },
+		seal: func(context.Context) error { return errors.New("it cannot be sealed, which is no reason to wait for ever") },
 	}
 	return j, archived
 }
@@ -170,6 +170,38 @@ func TestRejoinCrashes(t *testing.T) {
 				if len(log.entries) != 1+len(r.parts) {
 					t.Errorf("after a crash at change %d (done: %v) the log has %d entries", at, after, len(log.entries))
 				}
+			}
+		}
+	})
+}
+
+// The log before may have no leader yet: it is sealed first, and only where it gets none is the next one made all the same.
+// Checked: without the wait in create the log was made at once, and without its end never.
+func TestRejoinSealsFirst(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeLog) {
+		r, old := planned(t, f, apply.Plan{Epoch: 2, Complete: true})
+		for _, elected := range []time.Duration{sealPatience / 2, time.Hour} {
+			log := &fakeEpoch{}
+			j, _ := rejoining(log, r, old)
+			began, sealed := time.Now(), false
+			log.onWrite = func(_ int, do func() error) error {
+				if since := time.Since(began); !sealed && since < sealPatience || since > sealPatience+10*time.Second {
+					t.Errorf("leader after %s: written after %s, sealed %v", elected, since, sealed)
+				}
+				return do()
+			}
+			j.seal = func(context.Context) error {
+				if time.Since(began) < elected {
+					return jetstream.ErrNoLeader
+				}
+				sealed = true
+				return nil
+			}
+			if _, fence, err := j.run(context.Background()); err != nil || fence != "" {
+				t.Fatal(fence, err)
+			}
+			if sealed != (elected < sealPatience) {
+				t.Errorf("leader after %s: sealed %v", elected, sealed)
 			}
 		}
 	})
