@@ -57,9 +57,12 @@ func (c *trio) start(which ...string) {
 func (c *trio) stop(which ...string) {
 	c.t.Helper()
 	for _, name := range which {
-		c.nodes[name].end()
-		if err := c.nodes[name].err; err != nil {
-			c.t.Errorf("stopped in order, %s returned %v", name, err)
+		n := c.nodes[name]
+		n.end()
+		// A nats-server that is stopped before the log's group has elected anybody asks for a leader three times more, 5 s each.
+		late := n.err != nil && strings.Contains(n.err.Error(), "grace was cut short") && n.log.count("catchup aborted, no leader") > 0
+		if n.err != nil && !late {
+			c.t.Errorf("stopped in order, %s returned %v", name, n.err)
 		}
 	}
 }
@@ -74,7 +77,7 @@ func (c *trio) serve(which ...string) {
 // alike waits until all three have applied the same, and wants equal digests there.
 func (c *trio) alike() {
 	c.t.Helper()
-	eventually(c.t, 20*time.Second, func() error {
+	eventually(c.t, func() error {
 		var all []wire.Status
 		for _, name := range names {
 			all = append(all, c.nodes[name].Status())
@@ -94,7 +97,7 @@ func (c *trio) alike() {
 // leader waits for the stream's leader, as the nodes that run see it.
 func (c *trio) leader() (name string) {
 	c.t.Helper()
-	eventually(c.t, 30*time.Second, func() error {
+	eventually(c.t, func() error {
 		for n, l := range c.nodes {
 			if s := l.Status(); s.State == wire.StateServing && s.Role == wire.RoleLeader {
 				name = n
@@ -185,7 +188,7 @@ func (l *traffic) more(clients, n int) {
 		want[i] = l.done[i] + n
 	}
 	l.mu.Unlock()
-	eventually(l.t, 40*time.Second, func() error {
+	eventually(l.t, func() error {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for i := range clients {
@@ -259,6 +262,21 @@ func (c *trio) allAlike(t *testing.T) {
 	}
 }
 
+// stepDown has the lead of the stream go from old to another node, always the same one, so that whoever asks twice, because an
+// answer was lost, does not move it back. It returns when the servers have said that it goes.
+func (c *trio) stepDown(old string) {
+	c.t.Helper()
+	to := names[(slices.Index(names, old)+1)%len(names)]
+	body := map[string]any{"placement": map[string]any{"preferred": to}}
+	eventually(c.t, func() error {
+		s := c.nodes["n1"].api("STREAM.LEADER.STEPDOWN.ALLOC_LOG", body)
+		if !strings.Contains(s, `"success":true`) && !strings.Contains(s, "is already leader") {
+			return fmt.Errorf("stepdown: %s", s)
+		}
+		return nil
+	})
+}
+
 // Checked: with neither the advisory nor the watch's look at the leader's name no check was made.
 func (c *trio) leaderStepsDown(t *testing.T) {
 	l := c.traffic("stepdown", 20)
@@ -269,11 +287,9 @@ func (c *trio) leaderStepsDown(t *testing.T) {
 		for name, n := range c.nodes {
 			checks[name] = n.log.count("INFO serving")
 		}
-		if s := c.nodes["n1"].api("STREAM.LEADER.STEPDOWN.ALLOC_LOG", nil); !strings.Contains(s, `"success":true`) {
-			t.Fatalf("stepdown: %s", s)
-		}
+		c.stepDown(old)
 		// On every node the gate closes and opens again.
-		eventually(t, 30*time.Second, func() error {
+		eventually(t, func() error {
 			for name, n := range c.nodes {
 				if n.log.count("INFO serving") <= checks[name] {
 					return fmt.Errorf("%s has made no new check since %s stepped down", name, old)
@@ -292,7 +308,7 @@ func (c *trio) metaLeaderStepsDown(t *testing.T) {
 	l := c.traffic("meta", 3)
 	l.more(3, 2)
 	sys := c.nodes["n1"].connect(nats.UserInfo("sys", "sys"))
-	eventually(t, 40*time.Second, func() error { // again, where there was no leader to ask
+	eventually(t, func() error { // again, where there was no leader to ask
 		m, err := sys.Request("$JS.API.META.LEADER.STEPDOWN", nil, 2*time.Second)
 		if err != nil || !strings.Contains(string(m.Data), `"success":true`) {
 			return fmt.Errorf("stepdown: %v, %v", m, err)
@@ -329,7 +345,7 @@ func (c *trio) oneIsStopped(t *testing.T) {
 // A second node of the name n2, with its own directory: the servers do not let it in, and the cluster goes on.
 func (c *trio) secondNodeOfOneName(t *testing.T) {
 	other := run(t, c.config(t.TempDir(), "n2", -1, ""))
-	eventually(t, 30*time.Second, func() error {
+	eventually(t, func() error {
 		if other.log.count("uplicate") == 0 && other.log.count("has the same name") == 0 {
 			return fmt.Errorf("the second n2 has not been told that its name is taken")
 		}

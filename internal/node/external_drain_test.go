@@ -39,7 +39,7 @@ func serving(t *testing.T, cfg Config, nc *nats.Conn) *Node {
 // nobody wants a client to hear at once that nobody serves. An answer is a subscription that is still known on both sides.
 func nobody(t *testing.T, client *nats.Conn) {
 	t.Helper()
-	eventually(t, 20*time.Second, func() error {
+	eventually(t, func() error {
 		_, err := client.Request("alloc.reserve.orders", nil, 5*time.Second)
 		switch {
 		case errors.Is(err, nats.ErrNoResponders):
@@ -76,18 +76,18 @@ func TestExternalDrainWhileAway(t *testing.T) {
 	}()
 	select {
 	case <-n.ready:
-	case <-time.After(10 * time.Second):
+	case <-time.After(liveWait):
 		t.Fatal("it does not serve")
 	}
 	e.stop()
-	eventually(t, 10*time.Second, func() error {
+	eventually(t, func() error {
 		if !nc.IsReconnecting() {
 			return errors.New("the loss was not noticed")
 		}
 		return nil
 	})
 	n.guard.Foreign("another cluster")
-	eventually(t, 10*time.Second, func() error {
+	eventually(t, func() error {
 		if len(n.guard.changed) > 0 {
 			return errors.New("serve has not looked yet")
 		}
@@ -95,7 +95,7 @@ func TestExternalDrainWhileAway(t *testing.T) {
 	})
 	e.start()
 	client := e.connect()
-	eventually(t, 20*time.Second, func() error {
+	eventually(t, func() error {
 		if nc.IsConnected() {
 			return nil
 		}
@@ -165,14 +165,14 @@ func TestExternalLostWhileDraining(t *testing.T) {
 	}()
 	select {
 	case <-unsub:
-	case <-time.After(10 * time.Second):
+	case <-time.After(liveWait):
 		t.Fatal("it does not drain")
 	}
 	deaf.Store(false)
 	(<-links).Close()
 	select {
 	case <-drained:
-	case <-time.After(20 * time.Second):
+	case <-time.After(liveWait):
 		t.Fatal("drain does not return")
 	}
 	nobody(t, e.connect())

@@ -82,7 +82,7 @@ func (e *existing) start() {
 	if len(e.servers) == 1 {
 		return
 	}
-	eventually(e.t, 40*time.Second, func() error {
+	eventually(e.t, func() error {
 		if slices.ContainsFunc(e.servers, func(s *server.Server) bool { return s.JetStreamIsLeader() }) {
 			return nil
 		}
@@ -185,7 +185,7 @@ func TestExternal(t *testing.T) {
 	}
 	e.start()
 	nodes["n2"] = run(t, e.config(base, "n2", names...))
-	eventually(t, 60*time.Second, func() error {
+	eventually(t, func() error {
 		if nodes["n1"].log.count("because=connected to NATS again") == before {
 			return errors.New("n1 has not checked the log again")
 		}
@@ -249,7 +249,7 @@ func forge(t *testing.T, nc *nats.Conn, n *live) {
 	if err := nc.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, func() error {
+	eventually(t, func() error {
 		if p.replica.hint.Load() == 1<<60 || n.Status().Sequences > 1 {
 			return nil
 		}
@@ -257,7 +257,7 @@ func forge(t *testing.T, nc *nats.Conn, n *live) {
 	})
 	// Entries go on being applied, and the forged one is none of them.
 	last := must(t, nc, "alloc.reserve.orders", `{"key":"after the forgery"}`)
-	eventually(t, 10*time.Second, func() error {
+	eventually(t, func() error {
 		if c := p.replica.Head().Cursor; c < last.Seq {
 			return fmt.Errorf("%s has applied seq %d of %d", n.name, c, last.Seq)
 		}
@@ -343,7 +343,7 @@ func TestExternalConnectionReturns(t *testing.T) {
 		t.Errorf("inbox %s", inbox)
 	}
 	e.stop()
-	eventually(t, 10*time.Second, func() error {
+	eventually(t, func() error {
 		if !nc.IsReconnecting() {
 			return errors.New("the loss was not noticed")
 		}
@@ -354,7 +354,7 @@ func TestExternalConnectionReturns(t *testing.T) {
 	}
 	e.opts[0].Password = "changed"
 	e.start()
-	eventually(t, 20*time.Second, func() error {
+	eventually(t, func() error {
 		if nc.IsClosed() || errors.Is(nc.LastError(), nats.ErrAuthorization) {
 			return nil
 		}
@@ -372,7 +372,7 @@ func TestExternalConnectionReturns(t *testing.T) {
 	e.start()
 	select {
 	case <-back:
-	case <-time.After(20 * time.Second):
+	case <-time.After(liveWait):
 		t.Fatalf("it does not come back: %v", nc.LastError())
 	}
 }

@@ -56,7 +56,7 @@ func TestRecoverOldCatalogAbove(t *testing.T) {
 
 	o.apply("forced", "n1", "n2")
 	c.start(names...)
-	eventually(t, 40*time.Second, func() error { // n3 may be quicker than their check: then they do not even begin
+	eventually(t, func() error { // n3 may be quicker than their check: then they do not even begin
 		for _, name := range []string{"n1", "n2"} {
 			if s := c.nodes[name].Status(); s.State != wire.StateServing && s.State != wire.StateFenced {
 				return fmt.Errorf("%s is %s: %s", name, s.State, s.Reason)
@@ -150,7 +150,7 @@ func TestDigestFenceLiftsItself(t *testing.T) {
 	if n := c.nodes["n3"].log.count("the fence is lifted"); n != 1 {
 		t.Errorf("n3 has logged %d times that its fence is lifted", n)
 	}
-	eventually(t, 5*time.Second, func() error {
+	eventually(t, func() error {
 		if _, err := os.Stat(stored); !errors.Is(err, os.ErrNotExist) {
 			return errors.New("the fence is still stored")
 		}

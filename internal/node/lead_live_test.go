@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -51,7 +50,7 @@ func (c *trio) endpoints(nc *nats.Conn) map[string][]string {
 // taker waits until of the nodes named, and no others, one has the endpoint reserve, and all have next and info.
 func (c *trio) taker(nc *nats.Conn, which ...string) (name string) {
 	c.t.Helper()
-	eventually(c.t, 20*time.Second, func() error {
+	eventually(c.t, func() error {
 		all := c.endpoints(nc)
 		var takers []string
 		for _, n := range which {
@@ -155,10 +154,8 @@ func (c *trio) roleMoves(t *testing.T) {
 	q := c.questions(3, names...)
 	l := c.traffic("role", 12)
 	l.more(12, 3)
-	if s := c.nodes["n1"].api("STREAM.LEADER.STEPDOWN.ALLOC_LOG", nil); !strings.Contains(s, `"success":true`) {
-		t.Fatalf("stepdown: %s", s)
-	}
-	eventually(t, 30*time.Second, func() error {
+	eventually(t, func() error {
+		c.stepDown(old) // again, should it have been elected once more
 		if c.taker(nc, names...) == old {
 			return fmt.Errorf("%s takes reservations still", old)
 		}
@@ -203,7 +200,7 @@ func (c *trio) waits(nc, logConn *nats.Conn, n *live) (undisturbed bool) {
 		t.Fatal(err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	eventually(t, 10*time.Second, func() error { // nothing of the try before, and no check's entry
+	eventually(t, func() error { // nothing of the try before, and no check's entry
 		if queued, inFlight := n.link.get().prop.Waiting(); queued+inFlight > 0 {
 			return fmt.Errorf("%s has %d requests that wait and %d under way", n.name, queued, inFlight)
 		}
@@ -216,7 +213,7 @@ func (c *trio) waits(nc, logConn *nats.Conn, n *live) (undisturbed bool) {
 		return n.guard.held != ticket
 	}
 	sent := 0
-	eventually(t, 10*time.Second, func() error {
+	eventually(t, func() error {
 		if overtaken() {
 			return nil
 		}
@@ -228,7 +225,7 @@ func (c *trio) waits(nc, logConn *nats.Conn, n *live) (undisturbed bool) {
 		}
 		return err
 	})
-	eventually(t, 2*time.Second, func() error {
+	eventually(t, func() error {
 		if all := c.endpoints(nc); !overtaken() && (!slices.Contains(all[n.name], "info") || slices.Contains(all[n.name], "reserve")) {
 			return fmt.Errorf("%s, which stands by again, has the endpoints %v", n.name, all[n.name])
 		}
@@ -299,7 +296,7 @@ func (c *trio) takerIsFenced(t *testing.T) {
 	if lost > 1 {
 		t.Errorf("%d requests had no answer", lost)
 	}
-	eventually(t, 10*time.Second, func() error {
+	eventually(t, func() error {
 		if s := c.nodes[old].Status(); s.State != wire.StateFenced || s.Role != wire.RoleLeader {
 			return fmt.Errorf("%s is %s, %s", old, s.Role, s.State)
 		}

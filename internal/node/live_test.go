@@ -93,7 +93,7 @@ func (l *live) end() {
 	l.stop(errors.New("the test stops this node"))
 	select {
 	case <-l.done:
-	case <-time.After(40 * time.Second):
+	case <-time.After(liveWait):
 		l.t.Errorf("%s does not stop", l.name)
 	}
 }
@@ -103,7 +103,7 @@ func (l *live) ended(words string) {
 	l.t.Helper()
 	select {
 	case <-l.done:
-	case <-time.After(30 * time.Second):
+	case <-time.After(liveWait):
 		l.t.Fatalf("%s runs on: want an error with %q", l.name, words)
 	}
 	if l.err == nil || !strings.Contains(l.err.Error(), words) {
@@ -111,17 +111,20 @@ func (l *live) ended(words string) {
 	}
 }
 
+// liveWait is how long a test waits for what running nodes do by themselves: several elections, on a machine that is busy.
+const liveWait = 90 * time.Second
+
 // eventually wants check to return nil within a while.
-func eventually(t *testing.T, within time.Duration, check func() error) {
+func eventually(t *testing.T, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(within)
+	deadline := time.Now().Add(liveWait)
 	for {
 		err := check()
 		if err == nil {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("within %s: %v", within, err)
+			t.Fatalf("within %s: %v", liveWait, err)
 		}
 		time.Sleep(20 * time.Millisecond) // between two looks
 	}
@@ -130,7 +133,7 @@ func eventually(t *testing.T, within time.Duration, check func() error) {
 // becomes waits for a state, with a reason that holds words.
 func (l *live) becomes(state, words string) {
 	l.t.Helper()
-	eventually(l.t, 40*time.Second, func() error {
+	eventually(l.t, func() error {
 		select {
 		case <-l.done:
 			l.t.Fatalf("%s has ended: %v", l.name, l.err)
@@ -150,7 +153,7 @@ func (l *live) connect(opts ...nats.Option) *nats.Conn {
 	case <-l.Started():
 	case <-l.done:
 		l.t.Fatalf("%s has ended: %v", l.name, l.err)
-	case <-time.After(30 * time.Second):
+	case <-time.After(liveWait):
 		l.t.Fatalf("%s has not started", l.name)
 	}
 	opts = append([]nats.Option{nats.MaxReconnects(-1), nats.ReconnectWait(50 * time.Millisecond)}, opts...)
@@ -177,7 +180,7 @@ func (l *live) api(subject string, body any) (answer string) {
 			l.t.Fatal(err)
 		}
 	}
-	eventually(l.t, 40*time.Second, func() error {
+	eventually(l.t, func() error {
 		m, err := nc.Request("$JS.API."+subject, data, 2*time.Second)
 		if err != nil {
 			return fmt.Errorf("%s: %w", subject, err)
@@ -223,7 +226,7 @@ func try(nc *nats.Conn, subject, body string) (reply, error) {
 // must repeats a request until it succeeds. Give it a key, or the ranges of tries that got lost are gaps.
 func must(t *testing.T, nc *nats.Conn, subject, body string) (r reply) {
 	t.Helper()
-	eventually(t, 30*time.Second, func() (err error) {
+	eventually(t, func() (err error) {
 		r, err = try(nc, subject, body)
 		if err != nil {
 			return fmt.Errorf("%s %s: %w", subject, body, err)

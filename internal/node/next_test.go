@@ -54,7 +54,7 @@ func TestNextWithoutMajority(t *testing.T) {
 			c.stop(name)
 		}
 	}
-	eventually(t, 30*time.Second, func() error {
+	eventually(t, func() error {
 		if role := c.nodes[survivor].Status().Role; role != wire.RoleUnknown {
 			return errors.New("it is still " + role)
 		}
@@ -75,7 +75,7 @@ func TestNextWithoutMajority(t *testing.T) {
 			c.start(name)
 		}
 	}
-	eventually(t, 30*time.Second, take)
+	eventually(t, take)
 }
 
 // An advance drops what every node's batch holds.

@@ -211,7 +211,7 @@ func TestRecover(t *testing.T) {
 	// n3 was not prepared, and follows the old log, until it sees that there is another; on a machine with much to do it may
 	// find the other at once. Its catalog holds no more than the floors: it is archived.
 	n3 := c.nodes["n3"]
-	eventually(t, 40*time.Second, func() error {
+	eventually(t, func() error {
 		select {
 		case <-n3.done:
 			return nil
@@ -402,7 +402,7 @@ func TestRecoverRecreated(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.nodes["n1"].api("STREAM.DELETE.ALLOC_LOG", nil)
-	eventually(t, 20*time.Second, func() error {
+	eventually(t, func() error {
 		_, err := log.Create(t.Context(), cluster, 1)
 		return err
 	})
@@ -437,7 +437,7 @@ func TestRecoverRecreated(t *testing.T) {
 	c.start(names...) // n3, which is not prepared, is the third server that JetStream wants for three replicas
 	const mismatch = "this node was prepared for recovery"
 	loser := ""
-	eventually(t, 40*time.Second, func() error {
+	eventually(t, func() error {
 		for _, name := range []string{"n1", "n2"} {
 			if s := c.nodes[name].Status(); s.State == wire.StateFenced && strings.Contains(s.Reason, mismatch) {
 				loser = name

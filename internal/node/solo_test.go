@@ -224,7 +224,7 @@ func TestAloneCatalogFails(t *testing.T) {
 	if _, err := log.Request("alloc.log.other", []byte("garbage"), 5*time.Second); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, func() error { // the watch has seen it
+	eventually(t, func() error { // the watch has seen it
 		if s := n.Status(); s.Last <= before {
 			return fmt.Errorf("the log is known up to seq %d", s.Last)
 		}
