@@ -136,7 +136,7 @@ func TestDigestFenceLiftsItself(t *testing.T) {
 	sub := c.events("n1")
 	c.start("n3")
 	c.fenced("no majority can have it", "n3")
-	if m, err := sub.NextMsg(10 * time.Second); err != nil || !strings.Contains(string(m.Data), `"class":"digest"`) {
+	if m, err := sub.NextMsg(liveWait); err != nil || !strings.Contains(string(m.Data), `"class":"digest"`) {
 		t.Errorf("event: %v, %v", m, err)
 	}
 	c.serve("n1", "n2")
@@ -147,10 +147,10 @@ func TestDigestFenceLiftsItself(t *testing.T) {
 	c.stop("n3")
 	c.start("n3")
 	c.serve(names...)
-	if n := c.nodes["n3"].log.count("the fence is lifted"); n != 1 {
-		t.Errorf("n3 has logged %d times that its fence is lifted", n)
-	}
 	eventually(t, func() error {
+		if n := c.nodes["n3"].log.count("the fence is lifted"); n != 1 {
+			return fmt.Errorf("n3 has logged %d times that its fence is lifted", n)
+		}
 		if _, err := os.Stat(stored); !errors.Is(err, os.ErrNotExist) {
 			return errors.New("the fence is still stored")
 		}

@@ -206,7 +206,7 @@ func TestAcknowledgementIsNoHello(t *testing.T) {
 	}
 	var ack *nats.Msg
 	for ack == nil || !strings.Contains(string(ack.Data), `"GRAB"`) {
-		if ack, err = acks.NextMsg(5 * time.Second); err != nil {
+		if ack, err = acks.NextMsg(liveWait); err != nil {
 			t.Fatalf("the stream has not acknowledged: %v", err)
 		}
 	}

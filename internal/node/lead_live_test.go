@@ -125,7 +125,7 @@ func (c *trio) questions(nodes int, which ...string) *questions {
 			}
 			for range nodes {
 				if err == nil {
-					_, err = sub.NextMsg(5 * time.Second)
+					_, err = sub.NextMsg(liveWait)
 				}
 			}
 			return errors.Join(err, sub.Unsubscribe())
@@ -237,7 +237,7 @@ func (c *trio) waits(nc, logConn *nats.Conn, n *live) (undisturbed bool) {
 		t.Errorf("no request waits in %s", n.name)
 	}
 	for i := range sent { // whoever opened
-		if m, err := sub.NextMsg(5 * time.Second); err != nil || undisturbed && len(m.Header) > 0 {
+		if m, err := sub.NextMsg(liveWait); err != nil || undisturbed && len(m.Header) > 0 {
 			t.Fatalf("answer %d of %d: %v, %v", i+1, sent, m, err)
 		}
 	}

@@ -144,9 +144,12 @@ func (c *trio) fenced(words string, which ...string) {
 	for _, name := range which {
 		c.nodes[name].connect() // a fence of an earlier run is there before the server is
 		c.nodes[name].becomes(wire.StateFenced, words)
-		if n := c.nodes[name].log.count("ERROR fenced"); n != 1 {
-			c.t.Errorf("%s has logged its fence %d times", name, n)
-		}
+		eventually(c.t, func() error { // it is said a moment after nothing more is issued
+			if n := c.nodes[name].log.count("ERROR fenced"); n != 1 {
+				return fmt.Errorf("%s has logged its fence %d times", name, n)
+			}
+			return nil
+		})
 	}
 }
 
@@ -176,7 +179,7 @@ func TestRecover(t *testing.T) {
 	c.fenced("there is no stream", names...)
 	heard := map[string]bool{}
 	for len(heard) < 3 {
-		m, err := sub.NextMsg(10 * time.Second)
+		m, err := sub.NextMsg(liveWait)
 		if err != nil {
 			t.Fatalf("heard of %v: %v", heard, err)
 		}
