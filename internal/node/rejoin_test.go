@@ -127,7 +127,9 @@ func rejoining(log *fakeEpoch, pending *recovery, old *apply.Machine) (j *rejoin
 			*archived++
 			return nil
 		},
-		seal: func(context.Context) error { return errors.New("it cannot be sealed, which is no reason to wait for ever") },
+		seal: func(context.Context) error {
+			return errors.New("it cannot be sealed, which is no reason to wait for ever")
+		},
 	}
 	return j, archived
 }
