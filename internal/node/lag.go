@@ -21,6 +21,7 @@ type lagWatch struct {
 	submit  func(ctx context.Context, op []byte) error // one entry of this node's own, until it is applied
 	waiting func() (queued, inFlight int)
 	behind  func() bool // the log is known to hold what this node has not applied
+	silent  func() bool // the last question to the log's leader had no answer
 	apart   func() bool // what answers is another log: an entry of another cluster would fence all who follow that
 	guard   *guard
 	begin   func(why string)
@@ -35,6 +36,9 @@ const (
 	// lagIdle is how often a node that has nothing to do shows that it could. Each time is an entry: three nodes make 9,000 a
 	// day.
 	lagIdle = 30 * time.Second
+
+	// lagSilent is the same where the log's leader does not answer.
+	lagSilent = 4 * time.Second
 )
 
 // Applied is told of each entry of this run that was applied.
@@ -62,8 +66,12 @@ func (l *lagWatch) Run(ctx context.Context) error {
 		if l.apart() {
 			continue
 		}
+		idle := lagIdle
+		if l.silent() {
+			idle = lagSilent
+		}
 		queued, inFlight := l.waiting()
-		if !lagging && queued+inFlight == 0 && !l.behind() && time.Since(since) < lagIdle {
+		if !lagging && queued+inFlight == 0 && !l.behind() && time.Since(since) < idle {
 			continue
 		}
 		err := l.submit(ctx, wire.AppendOp(nil, &wire.Op{Kind: wire.KindBarrier}))

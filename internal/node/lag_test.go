@@ -17,7 +17,8 @@ func (u *unit) watchLag() *lagWatch {
 			_, _, err := u.checker.submit(ctx, op)
 			return err
 		},
-		waiting: u.prop.Waiting, behind: u.replica.Behind, apart: u.checker.apart.Load, guard: u.guard, begin: u.checker.Begin, logger: quiet,
+		waiting: u.prop.Waiting, behind: u.replica.Behind, silent: u.silent.Load, apart: u.checker.apart.Load, guard: u.guard,
+		begin: u.checker.Begin, logger: quiet,
 	}
 	u.lag.Store(l)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -69,6 +70,17 @@ func TestLag(t *testing.T) {
 		pass(3 * checkTimeout)
 		u1.state(wire.StateServing, "")
 		u2.state(wire.StateServing, "")
+
+		// Idle, and the log has no leader: no need to wait for the next barrier. The answer of status is then no longer "serving".
+		// Checked: without silent it was, for half a minute.
+		u1.silent.Store(true)
+		f.with(func() { f.vanish = true })
+		pass(lagSilent + 2*checkTimeout)
+		u1.state(wire.StateChecking, "has not taken a barrier")
+		u1.silent.Store(false)
+		f.with(func() { f.vanish = false })
+		pass(3 * checkTimeout)
+		u1.state(wire.StateServing, "")
 
 		before := f.last()
 		pass(24 * time.Hour)

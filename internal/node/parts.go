@@ -187,6 +187,8 @@ func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstre
 		},
 		waiting: p.prop.Waiting, behind: p.replica.Behind, apart: p.checker.apart.Load, guard: n.guard, begin: p.checker.Begin,
 		logger: n.logger,
+		// Beside an existing NATS silence may mean a connection that is about to be made anew, and perhaps to another log.
+		silent: func() bool { return n.cfg.NATS == nil && p.watch.silent() },
 	}
 	p.watch = newWatch(n.cfg.Name, log, p.replica, p.checker)
 	var bus leadBus = nc

@@ -221,6 +221,7 @@ type unit struct {
 	checker *checker
 	store   *fakeStore
 	lag     atomic.Pointer[lagWatch]
+	silent  atomic.Bool // what lag hears of the watch
 
 	cancel context.CancelFunc
 	ended  sync.WaitGroup

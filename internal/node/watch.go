@@ -112,6 +112,13 @@ func (w *watch) leads() bool {
 	return w.err == nil && w.seen && w.last.Leader == w.node
 }
 
+// silent reports whether the last look had no answer from the log's leader.
+func (w *watch) silent() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err != nil
+}
+
 // fill adds to s what the last look gave. role is what the node is whoever leads, or empty.
 func (w *watch) fill(s *wire.Status, role string) {
 	w.mu.Lock()
