@@ -24,7 +24,8 @@ type watch struct {
 	mu   sync.Mutex // guards all below
 	seen bool       // last is what the leader said at the last look that succeeded
 	last jetstream.Identity
-	err  error // of the last look
+	err  error  // of the last look
+	told string // of the failures since the last look that succeeded, the newest that a check began for
 }
 
 const (
@@ -82,12 +83,13 @@ func (w *watch) note(id jetstream.Identity, err error, cursor uint64) (why strin
 	before, failed, first := w.last, w.err != nil, !w.seen
 	w.err = err
 	if err != nil {
-		if failed || errors.Is(err, jetstream.ErrNoLeader) {
-			return "" // said already; or no leader: nothing can be checked until there is one
+		if errors.Is(err, jetstream.ErrNoLeader) || err.Error() == w.told {
+			return "" // nothing can be checked until there is a leader; or it was told
 		}
-		return err.Error()
+		w.told = err.Error()
+		return w.told
 	}
-	w.last, w.seen = id, true
+	w.last, w.seen, w.told = id, true, ""
 	switch {
 	case first:
 		return ""
