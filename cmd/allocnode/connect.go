@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -92,16 +93,18 @@ func (f *connFlags) connect(ctx context.Context, fail func(error)) (*nats.Conn, 
 	}
 	where := "with the context " + f.context
 	if f.context == "" {
-		var url string
-		var err error
-		if url, opts, err = f.login(opts); err != nil {
+		servers, opts, err := f.login(opts)
+		if err != nil {
 			return nil, err
 		}
-		dial = func() (*nats.Conn, error) { return nats.Connect(url, opts...) }
-		where = "to " + url
+		dial = func() (*nats.Conn, error) { return nats.Connect(servers, opts...) }
+		where = "to " + withoutSecrets(servers)
 	}
 	nc, err := during(ctx, dial)
 	if err != nil {
+		if malformed := (*url.Error)(nil); errors.As(err, &malformed) {
+			malformed.URL = withoutSecrets(malformed.URL)
+		}
 		return nil, fmt.Errorf("connect %s: %w", where, f.hinted(err))
 	}
 	if err := f.mayListen(ctx, nc); err != nil {
@@ -116,8 +119,32 @@ func (f *connFlags) overdue() error {
 	return fmt.Errorf("%w after --timeout %s", context.DeadlineExceeded, f.timeout)
 }
 
+// withoutSecrets is what may be shown of URLs joined by commas: messages end in logs and in reports. A name that stands alone
+// before the host is a token.
+func withoutSecrets(urls string) string {
+	all := strings.Split(urls, ",")
+	for i, u := range all {
+		at := strings.LastIndexByte(u, '@')
+		if at < 0 {
+			continue
+		}
+		begin := 0
+		if n := strings.Index(u, "://"); n >= 0 && n < at {
+			begin = n + len("://")
+		}
+		name, _, named := strings.Cut(u[begin:at], ":")
+		if named {
+			name += ":"
+		} else {
+			name = ""
+		}
+		all[i] = u[:begin] + name + "xxxxx" + u[at:]
+	}
+	return strings.Join(all, ",")
+}
+
 // login says where to connect, and adds as whom to opts.
-func (f *connFlags) login(opts []nats.Option) (url string, _ []nats.Option, _ error) {
+func (f *connFlags) login(opts []nats.Option) (servers string, _ []nats.Option, _ error) {
 	or := func(flag, env string) string {
 		if flag != "" || f.creds+f.user != "" && env != "NATS_PASSWORD" && env != "NATS_URL" {
 			return flag
@@ -134,10 +161,10 @@ func (f *connFlags) login(opts []nats.Option) (url string, _ []nats.Option, _ er
 	case user != "":
 		opts = append(opts, nats.UserInfo(user, or(f.password, "NATS_PASSWORD")))
 	}
-	if url = or(f.server, "NATS_URL"); url == "" {
-		url = nats.DefaultURL
+	if servers = or(f.server, "NATS_URL"); servers == "" {
+		servers = nats.DefaultURL
 	}
-	return url, opts, nil
+	return servers, opts, nil
 }
 
 // during is dial, or the end of ctx if that comes first: nats.go looks names up and shakes hands without a context. What

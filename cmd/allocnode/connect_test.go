@@ -90,6 +90,24 @@ func TestInterruptedWhileConnecting(t *testing.T) {
 	}
 }
 
+// A password or a token in a URL is in no message. Checked: with the URL as it is each of them was.
+func TestConnectTellsNoSecret(t *testing.T) {
+	for server, shown := range map[string]string{
+		"nats://app:s3cret@127.0.0.1:1":                             "nats://app:xxxxx@127.0.0.1:1",
+		"nats://s3cret@127.0.0.1:1":                                 "nats://xxxxx@127.0.0.1:1",
+		"app:s3cret@127.0.0.1:1":                                    "app:xxxxx@127.0.0.1:1",
+		"nats://app:s3@cret@127.0.0.1:1":                            "nats://app:xxxxx@127.0.0.1:1",
+		"nats://app:s3cret@127.0.0.1:1,nats://b:s3cret@127.0.0.1:1": "nats://app:xxxxx@127.0.0.1:1,nats://b:xxxxx@127.0.0.1:1",
+		"nats://app:s3cret@127.0.0.1:port":                          "nats://app:xxxxx@127.0.0.1:port",
+		"nats://127.0.0.1:1":                                        "nats://127.0.0.1:1",
+	} {
+		_, err := command("next", "orders", "--server", server)
+		if err == nil || !strings.Contains(err.Error(), "connect to "+shown+": ") || strings.Contains(err.Error(), "cret") {
+			t.Errorf("%s: %v", server, err)
+		}
+	}
+}
+
 // What connecting ends with tells what to look at, and nothing that does not apply.
 func TestConnectHints(t *testing.T) {
 	dir := t.TempDir()
