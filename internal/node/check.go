@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/bits"
@@ -58,6 +59,8 @@ type checker struct {
 	stored atomic.Uint64 // acknowledgements of this node's entries
 	at     atomic.Uint64 // seq that the last of them gave
 	apart  atomic.Bool   // what answers is no log of this node's: it gets no entry
+	conns  func() uint64 // how often the connection was made anew
+	known  atomic.Uint64 // conns when the log that answered was last found to be this node's
 
 	mu       sync.Mutex // guards all below
 	due      bool       // a round of this node's own must begin
@@ -80,7 +83,32 @@ func newChecker(node string, incarnation, catalog wire.ID, witness apply.Head, l
 	return &checker{
 		node: node, incarnation: incarnation, catalog: catalog, witness: witness, log: log, replica: r, prop: prop, guard: g, logger: logger,
 		wake: make(chan struct{}, 1), seen: make(map[string]uint64), differ: make(map[string]bool),
+		conns: func() uint64 { return 0 },
 	}
+}
+
+var errNotOurs = errors.New("the log that answers has not been found to be this node's")
+
+// mayAppend is an error where entries might reach another log than this node's: one entry of a foreign cluster fences all who
+// follow it, and behind a connection that was made anew another cluster may be.
+func (c *checker) mayAppend() error {
+	if c.apart.Load() || c.known.Load() != c.conns() {
+		return errNotOurs
+	}
+	return nil
+}
+
+// ownLog is the log as the proposer has it: what it does not take is tried again, as what the server did not take.
+type ownLog struct {
+	propose.Log
+	mayAppend func() error
+}
+
+func (l *ownLog) Append(tag uint64, msgID string, data []byte) error {
+	if err := l.mayAppend(); err != nil {
+		return err
+	}
+	return l.Log.Append(tag, msgID, data)
 }
 
 // Begin starts a round: from now on nothing is answered until it has ended well.

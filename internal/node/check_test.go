@@ -141,6 +141,43 @@ func TestCheckHoldsRequests(t *testing.T) {
 	})
 }
 
+// Behind a connection that was made anew another log may be. Nothing goes into it, also of what was under way, before it has
+// been compared. Checked: without conns in mayAppend the entry was there at once.
+func TestNothingIsAppendedToALogUnseen(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakeLog) {
+		u := f.cluster(t)[0]
+		f.with(func() { f.vanish = true }) // with the connection
+		answer := u.ask(3)
+		pass(100 * time.Millisecond)
+		if _, inFlight := u.prop.Waiting(); inFlight != 1 {
+			t.Fatalf("%d requests under way", inFlight)
+		}
+		u.conns.Add(1)
+		f.with(func() { f.vanish = false })
+		before := f.last()
+		pass(2 * time.Second)
+		if f.last() != before || len(answer) != 0 {
+			t.Fatalf("the log went from seq %d to %d unseen, %d answers", before, f.last(), len(answer))
+		}
+		u.checker.Begin("connected to NATS again")
+		if r := <-answer; r.Err != nil {
+			t.Error(r.Err)
+		}
+		u.state(wire.StateServing, "")
+
+		// It is another's.
+		u.conns.Add(1)
+		f.with(func() { f.id.ClusterID = wire.ID{9} })
+		u.checker.Begin("connected to NATS again")
+		before = f.last()
+		pass(time.Minute)
+		u.state(wire.StateFenced, "cluster")
+		if f.last() != before {
+			t.Errorf("the log of another cluster went from seq %d to %d", before, f.last())
+		}
+	})
+}
+
 // A name that is registered with another catalog: refused, without filling the log, until it is forgotten.
 // Checked: without refusal, which asks the state first, the log grew by 14,000 entries in the hour.
 func TestCheckRefusesAnotherCatalogUntilForgotten(t *testing.T) {

@@ -439,13 +439,9 @@ func (c *trio) twoAreStopped(t *testing.T) {
 	first := must(t, nc, "alloc.reserve.orders", `{"count":3,"key":"before"}`)
 	c.stop("n2", "n3")
 	for i := range 3 {
-		began := time.Now()
 		r, err := try(nc, "alloc.reserve.orders", fmt.Sprintf(`{"count":7,"key":"lost%d"}`, i))
 		if !errors.Is(err, allocnode.ErrUnavailable) && !errors.Is(err, allocnode.ErrUnknownOutcome) {
 			t.Errorf("without a majority: answered %+v, %v", r, err)
-		}
-		if took := time.Since(began); took > 4500*time.Millisecond {
-			t.Errorf("without a majority the answer took %s", took)
 		}
 	}
 	c.stop("n1")

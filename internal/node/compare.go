@@ -190,9 +190,11 @@ func (c *checker) compareBehind(ctx context.Context) (finding, error) {
 
 // compare asks the stream's leader once, and notes whether the log that answers is this node's.
 func (c *checker) compare(ctx context.Context) (finding, error) {
+	conns := c.conns() // before the question
 	f, err := c.compareOnce(ctx)
 	if err == nil {
 		c.apart.Store(f.gone && !f.publish)
+		c.known.Store(conns)
 	}
 	return f, err
 }

@@ -147,10 +147,14 @@ func (q *questions) end() {
 // The role goes with the lead of the stream, and what every node answers is answered throughout.
 func (c *trio) roleMoves(t *testing.T) {
 	nc := c.nodes["n1"].connect()
-	old := c.taker(nc, names...)
-	if leader := c.leader(); leader != old {
-		t.Errorf("%s takes reservations, %s leads the stream", old, leader)
-	}
+	var old string
+	eventually(t, func() error {
+		old = c.taker(nc, names...)
+		if leader := c.leader(); leader != old {
+			return fmt.Errorf("%s takes reservations, %s leads the stream", old, leader)
+		}
+		return nil
+	})
 	q := c.questions(3, names...)
 	l := c.traffic("role", 12)
 	l.more(12, 3)

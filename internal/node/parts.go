@@ -151,7 +151,7 @@ func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstre
 	cfg.Twin = func(seq uint64) {
 		n.fence(fmt.Sprintf("another process goes on as this one: the entry at seq %d bears an id of this run, and was not made here", seq))
 	}
-	p.prop = propose.New(cfg, log,
+	p.prop = propose.New(cfg, &ownLog{log, func() error { return p.checker.mayAppend() }},
 		func() (uint64, wire.Digest) { h := p.replica.Head(); return h.Cursor, h.Digest },
 		func(seq, cursor uint64) {
 			n.fence(fmt.Sprintf("the log lost entries: it stored an entry of this node at seq %d, which had applied seq %d", seq, cursor))
@@ -180,6 +180,7 @@ func (n *Node) assemble(machine *apply.Machine, nc, svc *nats.Conn, log *jetstre
 	}, n.logger)
 	p.replica.first = id.Begin()
 	p.checker = newChecker(n.cfg.Name, n.incarnation, n.catalog.ID(), n.catalog.Witness(), log, p.replica, p.prop, n.guard, n.logger)
+	p.checker.conns = func() uint64 { return nc.Stats().Reconnects }
 	p.lag = &lagWatch{
 		submit: func(ctx context.Context, op []byte) error {
 			_, _, err := p.checker.submit(ctx, op)

@@ -221,7 +221,8 @@ type unit struct {
 	checker *checker
 	store   *fakeStore
 	lag     atomic.Pointer[lagWatch]
-	silent  atomic.Bool // what lag hears of the watch
+	silent  atomic.Bool   // what lag hears of the watch
+	conns   atomic.Uint64 // how often the connection was made anew
 
 	cancel context.CancelFunc
 	ended  sync.WaitGroup
@@ -326,7 +327,7 @@ func (f *fakeLog) start(t *testing.T, name string, opts ...unitOption) *unit {
 		Defaults: wire.Settings{First: 1, Max: 1 << 40, MaxCount: 1 << 20},
 	}
 	cfg.Twin = func(seq uint64) { u.guard.Fence(fmt.Sprintf("a copy of this process made the entry at %d", seq)) }
-	u.prop = propose.New(cfg, u,
+	u.prop = propose.New(cfg, &ownLog{u, func() error { return u.checker.mayAppend() }},
 		func() (uint64, wire.Digest) { h := u.replica.Head(); return h.Cursor, h.Digest },
 		func(seq, cursor uint64) { u.guard.Fence(fmt.Sprintf("the log lost entries: %d at %d", cursor, seq)) })
 	u.pool = next.New(next.DefaultConfig(), u.prop)
@@ -347,6 +348,7 @@ func (f *fakeLog) start(t *testing.T, name string, opts ...unitOption) *unit {
 		differs:   func(node string, cursor uint64) { u.checker.Differs(node, cursor) },
 	}, quiet)
 	u.checker = newChecker(name, cfg.Header.ID.Incarnation, o.catalog, o.witness, f, u.replica, u.prop, u.guard, quiet)
+	u.checker.conns = u.conns.Load
 	f.with(func() { f.feeds[name] = u.replica.Offer })
 
 	ctx, cancel := context.WithCancel(context.Background())
