@@ -92,7 +92,7 @@ var errNotOurs = errors.New("the log that answers has not been found to be this 
 // mayAppend is an error where entries might reach another log than this node's: one entry of a foreign cluster fences all who
 // follow it, and behind a connection that was made anew another cluster may be.
 func (c *checker) mayAppend() error {
-	if c.apart.Load() || c.known.Load() != c.conns() {
+	if c.known.Load() != c.conns() || c.apart.Load() { // in the reverse order of compare's stores
 		return errNotOurs
 	}
 	return nil
