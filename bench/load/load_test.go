@@ -134,7 +134,7 @@ func TestSlow(t *testing.T) {
 			t.Fatal(err)
 		}
 		within(t, "p999", float64(f.P999), float64(took)) // the calls begun at its end are cut off earlier
-		within(t, "rate", f.Rate, 10) // all 30, at the next look
+		within(t, "rate", f.Rate, 10)                     // all 30, at the next look
 	})
 }
 
