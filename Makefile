@@ -13,6 +13,9 @@ CHAOS     := $(if $(SERVER),export GOFLAGS=-modfile=$(CURDIR)/internal/chaos/nat
 # The real binary's tests run by themselves: beside others they would measure the machine's load.
 LIST := set -e; pkgs=$$($(GO) list ./...); pkgs=$$(echo "$$pkgs" | grep -v '/internal/e2e$$')
 
+# A registry may be busy for a moment: what is fetched is asked for three times.
+FETCH := fetch() { for pause in 2 10 0; do "$$@" && return; sleep $$pause; done; return 1; }; fetch
+
 # A guard that may be left out by a build tag, and a test that must notice. docs/TESTING.md says why it does.
 MUTANTS := \
 	mutant_cursorfirst:kv:TestEveryTransactionIsWhole \
@@ -31,7 +34,7 @@ MUTANTS := \
 # Two cores have enough to do with one target.
 .NOTPARALLEL:
 
-.PHONY: help build run test unit e2e mutants fuzz bench bench-compare bench-setup chaos soak chaos-setup fmt lint tools clean
+.PHONY: help build run test modules unit e2e mutants fuzz bench bench-compare bench-setup chaos soak chaos-setup fmt lint tools clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +45,11 @@ build: ## build bin/allocnode
 run: build ## start three nodes on this machine, reserve 1000 ids, stay until Ctrl-C; DATA=dir keeps the data
 	@exec bin/allocnode dev --try orders:1000 $(if $(DATA),--data '$(DATA)')
 
-test: tools lint unit mutants fuzz e2e ## everything: lint, tests with the race detector, mutants, fuzzing, the real binary (some 12 minutes on two cores)
+test: modules tools lint unit mutants fuzz e2e ## everything: lint, tests with the race detector, mutants, fuzzing, the real binary (some 12 minutes on two cores)
+
+modules: ## fetch the modules that the tests are built with
+	@$(FETCH) $(GO) list -deps -test ./... > /dev/null
+	@cd bench && $(FETCH) $(GO) list -deps -test ./... > /dev/null
 
 # Tests of whole clusters mostly wait, for elections and deadlines: more of them at a time than there are cores.
 unit: ## the packages' tests with the race detector
@@ -108,7 +115,7 @@ soak: ## as root: five nodes under longer faults for DURATION (30m)
 	@$(CHAOS) -nodes 5 -long -duration $(DURATION) $(if $(SEED),-seed $(SEED)) $(CHAOSFLAGS)
 
 chaos-setup: ## as root, on Debian: install what chaos needs beside Go
-	apt-get update -q && apt-get install --no-install-recommends -qy iproute2 e2fsprogs util-linux mount strace
+	apt-get -o Acquire::Retries=3 update -q && apt-get -o Acquire::Retries=3 install --no-install-recommends -qy iproute2 e2fsprogs util-linux mount strace
 
 fmt: ## format the code
 	gofmt -w $$(git ls-files -co --exclude-standard '*.go')
@@ -127,10 +134,10 @@ lint: $(STATIC) ## gofmt, go vet, staticcheck
 tools: $(NATS) $(STATIC) ## fetch what the tests need into .tools
 
 $(NATS):
-	GOBIN=$(TOOLS) $(GO) install github.com/nats-io/natscli/nats@v0.5.1
+	@$(FETCH) env GOBIN=$(TOOLS) $(GO) install github.com/nats-io/natscli/nats@v0.5.1
 
 $(STATIC):
-	GOBIN=$(TOOLS) $(GO) install honnef.co/go/tools/cmd/staticcheck@v0.8.2
+	@$(FETCH) env GOBIN=$(TOOLS) $(GO) install honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 clean: ## remove what was built and fetched
 	rm -rf bin .tools
