@@ -178,7 +178,7 @@ func TestRejoinCrashes(t *testing.T) {
 }
 
 // The log before may have no leader yet: it is sealed first, and only where it gets none is the next one made all the same.
-// Checked: without the wait in create the log was made at once, and without its end never.
+// Checked: without the wait in create the log was made at once, and without its end not before there was a leader.
 func TestRejoinSealsFirst(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakeLog) {
 		r, old := planned(t, f, apply.Plan{Epoch: 2, Complete: true})
